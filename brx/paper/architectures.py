@@ -114,10 +114,9 @@ class Study:
             return pd.Series(dtype=float)
 
 
-def architecture_table(folder: Path) -> pd.DataFrame:
+def architecture_table(study: Study) -> pd.DataFrame:
     """A row of texts per architecture and method: losses at both ends, how far above basis
     rotation's they are, what delay costs, and what is still to run."""
-    study = Study.load(folder)
     rows = []
     for architecture in SCALE_OF:
         for method in METHODS:
@@ -127,21 +126,24 @@ def architecture_table(folder: Path) -> pd.DataFrame:
 
 def _row(study: Study, architecture: str, method: str) -> dict[str, str]:
     losses = {P: study.final_losses(architecture, method, P) for P in ENDS}
-    shown = {f"P = {P}": "" if runs is None else _mean(runs) for P, runs in losses.items()}
+    means = {}
     above = {}
-    for P in ENDS:
-        by_seed = study.above_ours(architecture, method, P).tolist() if method != OURS else []
-        above[f"above {OURS}, P = {P}"] = strict.mean_text(by_seed)
+    to_run = []
+    for P, by_seed in losses.items():
+        means[f"P = {P}"] = "" if by_seed is None else _mean(by_seed)
+        if by_seed is None:
+            to_run.append(f"P = {P}")
+        leads = [] if method == OURS else study.above_ours(architecture, method, P).tolist()
+        above[f"above {OURS}, P = {P}"] = strict.mean_text(leads)
     costs = study.cost(architecture, method).tolist()
     difference = ""
     if architecture == LLAMA:
         difference = _difference_text(costs, study.cost(GPT, method).tolist())
-    to_run = [f"P = {P}" for P, runs in losses.items() if runs is None]
     return {
         "model": architecture,
         "method": method,
         "seeds": _seeds_text(losses.values()),
-        **shown,
+        **means,
         **above,
         "cost of delay": strict.mean_text(costs),
         f"{LLAMA}'s minus {GPT}'s": difference,
@@ -212,10 +214,9 @@ STATEMENTS = (
 CONCLUSION = "all of these: the paper's conclusion"
 
 
-def verdict_table(folder: Path) -> pd.DataFrame:
+def verdict_table(study: Study) -> pd.DataFrame:
     """A row of texts per conclusion of the paper, with the strict verdict for each architecture;
     the last row is their conjunction."""
-    study = Study.load(folder)
     rows: list[dict[str, str]] = []
     verdicts: dict[str, list[StrictOrNotRun]] = {architecture: [] for architecture in SCALE_OF}
     for statement in STATEMENTS:
@@ -302,10 +303,13 @@ def _share_ranges(row: Any) -> None:
 
 
 def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
-    """Draw a row per method: its losses at both ends, and a line from one to the other. Returns
-    texts about the ends that have no runs."""
+    """Draw a row per method: its losses at both ends, and a line from one to the other. The row's
+    label says how many seeds diverged, which are in no mean. Returns texts about the ends that have
+    no runs."""
     missing = []
+    labels = []
     for y, method in enumerate(reversed(METHODS)):
+        label = look_of(method).label
         means: dict[int, float] = {}
         for P in ENDS:
             losses = study.final_losses(architecture, method, P)
@@ -313,16 +317,19 @@ def _draw_losses(study: Study, architecture: str, axes: Axes) -> list[str]:
                 missing.append(f"{architecture} {method} at P = {P}")
                 continue
             finite = losses[np.isfinite(losses)]
+            if len(finite) < len(losses):
+                label += f"\n({len(losses) - len(finite)} diverged, P = {P})"
             if len(finite):
                 means[P] = float(finite.mean())
                 _draw_seeds(axes, finite, y, look_of(method), is_filled=P == DEEPEST)
         if len(means) == len(ENDS):
             line: dict[str, Any] = {"linewidth": 0.8, "zorder": 1}
             axes.plot(list(means.values()), [y, y], color=look_of(method).color, **line)
+        labels.append(label)
     if not axes.lines:
         say_not_run(axes, architecture)
         return missing
-    axes.set_yticks(range(len(METHODS)), [look_of(name).label for name in reversed(METHODS)])
+    axes.set_yticks(range(len(METHODS)), labels)
     axes.set_ylim(-0.5, len(METHODS) - 0.5)
     title = f"{architecture}\n{_least_cost(study, architecture)}".strip()
     finish_panel(axes, "final validation loss (nats)", "", title)

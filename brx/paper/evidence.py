@@ -468,14 +468,23 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
 
 def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     """A method's slowdown to the scale's target; for PipeDream, to a target of its own, because
-    PipeDream does not count for the scale's (`Experiments.slowdown_target`)."""
-    ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
+    PipeDream does not count for the scale's (`Experiments.slowdown_target`).
+
+    Only the seeds that both ends have count."""
+    ends = pd.concat(shared_seeds(*(runs_of(experiments, method, P) for P in ENDS)))
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     row = _slowdown(ends, target)
     text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
     if row["is_early"]:
         text += f"; early: without delay in the first {EARLY:.0%} of training"
-    return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
+    return Evidence(
+        row["ratio"],
+        row["low"],
+        row["high"],
+        is_bound=row["is_censored"],
+        text=text,
+        num_seeds=len(row["shared_seeds"]),
+    )
 
 
 def _slowdown(ends: pd.DataFrame, target: float) -> dict[str, Any]:
@@ -499,75 +508,124 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     """In every pair, the first method slows down less than the second, seed by seed; all to the
     scale's target."""
     methods = list(dict.fromkeys(chain.from_iterable(pairs)))  # each once
-    logs, bounds, basis = _log_slowdowns(experiments, methods)
-    # If the worse method has only a lower bound, and even this is larger than the better method's
-    # slowdown, the sign of the difference is known but not its size: as if a run had diverged.
-    sure = {}
+    logs, basis = _log_slowdowns(experiments, methods)
+    orders = {}
     for better, worse in pairs:
-        by_seed = logs[worse] - logs[better]
-        is_only_a_bound = bounds[worse] & (by_seed > 0)
-        sure[better, worse] = Margin(by_seed.mask(is_only_a_bound, math.inf))
-    closest_pair = min(sure, key=lambda pair: sure[pair].least)
-    closest = sure[closest_pair]
-    is_known = not any(bounds[better].any() for better, _ in pairs)
+        orders[better, worse] = _Order.of(above=logs[worse], below=logs[better])
+    closest_pair = min(orders, key=lambda pair: orders[pair].margin.least)
+    closest = orders[closest_pair]
     text = texts.slowdowns_text(
-        {method: math.exp(logs[method].mean()) for method in methods},
-        {method: bool(bounds[method].any()) for method in methods},
+        {method: math.exp(each.numbers.mean()) for method, each in logs.items()},
+        {method: bool(each.is_bound.any()) for method, each in logs.items()},
     )
-    for (better, worse), lead in sure.items():
-        if math.isinf(lead.mean):
-            text += f"; {worse} over {better} {'in' if lead.holds else 'not in'} every seed"
+    for (better, worse), order in orders.items():
+        if not order.is_known:
+            text += f"; whether {worse} is over {better}, the bounds do not tell on every seed"
+        elif not math.isfinite(order.margin.mean):
+            found = "in" if order.margin.holds else "not in"
+            text += f"; {worse} over {better} {found} every seed"
     better, worse = closest_pair
-    text += texts.ratio_interval_text(worse, better, closest.interval)
-    return closest.evidence(
-        f"{text}; {basis}",
-        holds=closest.holds and is_known,
-        strictly=strictly_all(sure.values()) if is_known else "open",
-    )
+    text += texts.ratio_interval_text(worse, better, closest.margin.interval)
+    return _evidence_on_orders(list(orders.values()), f"{text}; {basis}")
+
+
+@dataclass(frozen=True)
+class _WithBounds:
+    """A number per seed, some of which are only lower bounds."""
+
+    numbers: pd.Series  # index: seed
+    is_bound: pd.Series  # the same index
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Whether one number is above another, seed by seed.
+
+    A number that is only a lower bound may still tell which of the two is larger. Then the sign of
+    the difference is known but not its size, as if a run had diverged, and the difference is
+    infinite. If the bound does not even tell the sign, the difference is minus infinity, as if the
+    seed spoke against the paper, and `is_known` is false."""
+
+    margin: Margin
+    is_known: bool  # the sign is known on every seed
+
+    @classmethod
+    def of(cls, *, above: _WithBounds, below: _WithBounds) -> _Order:
+        """Compare the number that should be larger (`above`) with the other one."""
+        by_seed = above.numbers - below.numbers
+        surely_above = ~below.is_bound & (by_seed > 0)
+        surely_below = ~above.is_bound & (by_seed < 0)
+        has_bound = above.is_bound | below.is_bound
+        is_unknown = has_bound & ~surely_above & ~surely_below
+        by_seed = by_seed.mask(has_bound & surely_above, math.inf)
+        by_seed = by_seed.mask(has_bound & ~surely_above, -math.inf)
+        return cls(Margin(by_seed), is_known=not is_unknown.any())
+
+    @property
+    def strictly(self) -> strict.Strict:
+        """The strict verdict on this order alone."""
+        return self.margin.strictly if self.is_known else "open"
+
+
+def _evidence_on_orders(orders: Sequence[_Order], text: str) -> Evidence:
+    """Evidence that every order is as in the paper. The one closest to the opposite decides."""
+    closest = min(orders, key=lambda order: order.margin.least)
+    strictly = strict.all_of(order.strictly for order in orders)
+    evidence = closest.margin.evidence(text, strictly=strictly)
+    if closest.is_known:
+        return evidence
+    return replace(evidence, value=math.nan, is_bound=True)
 
 
 def _log_slowdowns(
     experiments: Experiments, methods: Sequence[str]
-) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """The slowdowns of methods to the scale's target, by seed.
-
-    Returns:
-        the logarithms of the slowdowns; whether each is only a lower bound; and a text about target
-        and seeds. Both tables have a row per seed that all methods have, and a column per method.
-    """
+) -> tuple[dict[str, _WithBounds], str]:
+    """The logarithms of methods' slowdowns to the scale's target, on the seeds that all methods
+    have; and a text about target and seeds."""
     target = _target(experiments)
     runs = _runs_with_shared_seeds(experiments, list(product(methods, ENDS)))
-    logs = pd.DataFrame()
-    bounds = pd.DataFrame()
+    logs = {}
     for method in methods:
         both_ends = pd.concat([runs[method, P] for P in ENDS])
         row = _slowdown(both_ends, target)
         seeds = row["shared_seeds"]
         ratios = np.divide(row["iterations"], row["reference_iterations"])
-        logs[method] = pd.Series(np.log(ratios), seeds)
         # A run that never reaches the target counts with its last iteration.
-        bounds[method] = pd.Series(np.equal(row["iterations"], row["last_iteration"]), seeds)
-    return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
+        is_bound = np.equal(row["iterations"], row["last_iteration"])
+        logs[method] = _WithBounds(
+            pd.Series(np.log(ratios), seeds), pd.Series(is_bound, seeds, dtype=bool)
+        )
+    num_seeds = len(logs[methods[0]].numbers)
+    return logs, f"to {target:.3f} nats, seeds: {num_seeds}"
 
 
 def soap_is_close(experiments: Experiments) -> Evidence:
     """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's."""
-    logs, bounds, basis = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
-    above = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index")
-    text = ", ".join(f"{method} {np.exp(above[method].abs().mean()):.2f}" for method in above)
-    is_bound = bounds[above.columns]
-    distances = above.abs().mask(is_bound & (above > 0), math.inf)
-    nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
-    closest = min(nearer, key=lambda margin: margin.least)
-    # A method with a lower bound may be near to basis rotation, unless its bound is above basis
-    # rotation's slowdown.
-    is_unsure = (is_bound & (above < 0)).any(axis=None)
-    is_known = not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
-    return closest.evidence(
-        f"a factor from basis rotation's slowdown: {text}; {basis}",
-        holds=closest.holds and is_known,
-        strictly=strictly_all(nearer) if is_known else "open",
-    )
+    rivals = ("soap", "muon", "scion")
+    logs, basis = _log_slowdowns(experiments, ("basis-rotation", *rivals))
+    ours = logs["basis-rotation"]
+    distances = {}
+    factors = []
+    for method in rivals:
+        distances[method] = _distance(logs[method], ours)
+        mean_distance = (logs[method].numbers - ours.numbers).abs().mean()
+        factors.append(f"{method} {math.exp(mean_distance):.2f}")
+    orders = []
+    for method in ("muon", "scion"):
+        orders.append(_Order.of(above=distances[method], below=distances["soap"]))
+    text = f"a factor from basis rotation's slowdown: {', '.join(factors)}; {basis}"
+    return _evidence_on_orders(orders, text)
+
+
+def _distance(theirs: _WithBounds, ours: _WithBounds) -> _WithBounds:
+    """How far two logarithms are apart, whichever is larger.
+
+    If theirs is a bound above ours, they are at least as far apart as the bound says. Any other
+    bound says nothing about the distance, which is then at least zero."""
+    above = theirs.numbers - ours.numbers
+    is_bound = theirs.is_bound | ours.is_bound
+    is_known_part = ~is_bound | (~ours.is_bound & (above > 0))
+    return _WithBounds(above.abs().where(is_known_part, 0.0), is_bound)
 
 
 def _saved(

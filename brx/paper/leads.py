@@ -8,13 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from brx.errors import UserError
 from brx.paper import strict
 from brx.paper.evidence import losses_by_seed, runs_of
 from brx.paper.scales import DEEPEST, OURS, PRECONDITIONED, Experiments
 from brx.plot.style import finish_panel, look_of
-from brx.runs.comparison import BASELINES, best_by_seed, saved_ratio, shared_seeds
+from brx.runs.comparison import (
+    BASELINES,
+    best_by_seed,
+    saved_ratio,
+    seeds_in_common,
+    shared_seeds,
+)
 
 BEST_BASELINE = "best baseline"
 RIVALS = (BEST_BASELINE, *BASELINES, *PRECONDITIONED)
@@ -58,31 +65,43 @@ def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list
     parts = []
     for rival in rivals:
         try:
-            ours, theirs, ours_delayed, theirs_delayed = shared_seeds(
-                runs_of(experiments, OURS, 1),
-                _rival_runs(experiments, rival, 1),
-                runs_of(experiments, OURS, DEEPEST),
-                _rival_runs(experiments, rival, DEEPEST),
-            )
+            without_delay = _sides(experiments, rival, 1)
+            delayed = _sides(experiments, rival, DEEPEST)
         except UserError:  # `experiments.missing` now names the missing runs
             continue
-        lead = LeadParts(
-            rival,
-            without_delay=_lead(ours, theirs),
-            total=_lead(ours_delayed, theirs_delayed),
-            saved_without_delay=_share_saved(ours, theirs),
-            saved=_share_saved(ours_delayed, theirs_delayed),
-        )
-        parts.append(lead)
+        parts.append(_parts(rival, without_delay, delayed))
     return parts
 
 
-def _rival_runs(experiments: Experiments, rival: str, stages: int) -> pd.DataFrame:
-    """The runs of a method; for the best baseline, the run that ends lowest on each seed."""
-    if rival != BEST_BASELINE:
-        return runs_of(experiments, rival, stages)
-    baselines = shared_seeds(*(runs_of(experiments, name, stages) for name in BASELINES))
-    return best_by_seed(baselines, "val_loss")
+def _sides(experiments: Experiments, rival: str, stages: int) -> list[pd.DataFrame]:
+    """Basis rotation's runs and a rival's; for the best baseline, the runs of every baseline.
+
+    UserError if one of these experiments has no runs."""
+    rivals = BASELINES if rival == BEST_BASELINE else (rival,)
+    return [runs_of(experiments, method, stages) for method in (OURS, *rivals)]
+
+
+def _parts(
+    rival: str, without_delay: Sequence[pd.DataFrame], delayed: Sequence[pd.DataFrame]
+) -> LeadParts:
+    """The lead over a rival, from what `_sides` returns at both ends. Without a seed that all sides
+    have, both parts are empty."""
+    sides = [*without_delay, *delayed]
+    if not seeds_in_common(sides):
+        nothing = pd.Series(dtype=float)
+        return LeadParts(rival, nothing, nothing, Saved(np.nan), Saved(np.nan))
+    sides = shared_seeds(*sides)
+    ours, *theirs = sides[: len(without_delay)]
+    ours_delayed, *theirs_delayed = sides[len(without_delay) :]
+    best = best_by_seed(theirs, "val_loss")
+    best_delayed = best_by_seed(theirs_delayed, "val_loss")
+    return LeadParts(
+        rival,
+        without_delay=_lead(ours, best),
+        total=_lead(ours_delayed, best_delayed),
+        saved_without_delay=_share_saved(ours, best),
+        saved=_share_saved(ours_delayed, best_delayed),
+    )
 
 
 def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
@@ -134,6 +153,8 @@ def _nats(by_seed: pd.Series) -> str:
 def _finding(by_seed: pd.Series) -> str:
     """Whether a lead is larger than chance. If a run diverged, all seeds have to have the same sign
     (`strict.direction`)."""
+    if by_seed.empty:
+        return "no seed in common"
     known = by_seed.dropna().tolist()
     if len(known) < strict.FEWEST_SEEDS:
         return "too few seeds"
@@ -143,7 +164,7 @@ def _finding(by_seed: pd.Series) -> str:
 def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIVALS) -> None:
     """Draw a panel with a bar per rival: the lead without delay, and stacked on it the part from
     delay, which is hatched if it is negative. A black line is the 95 % interval of the whole lead.
-    If a run diverged, its rival has no bar, because no mean exists.
+    If a run diverged, or if the runs share no seed, the rival has no bar, because no mean exists.
 
     Args:
         experiments: the runs.
@@ -156,12 +177,30 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     parts = lead_parts(experiments, rivals)
     if not parts:
         raise UserError(f"no rival of {OURS} has runs at both ends")
-    ys = np.arange(len(parts))[::-1]
-    is_finite = np.array([np.isfinite(each.from_delay).all() for each in parts])
-    without = np.array([each.without_delay.mean() for each in parts])
-    from_delay = np.array([each.from_delay.mean() for each in parts])
-    without[~is_finite] = np.nan
-    from_delay[~is_finite] = np.nan
+    ys = np.arange(len(parts))[::-1]  # the first rival is at the top
+    _draw_bars(axes, ys, parts)
+    for y, each in zip(ys, parts, strict=True):
+        interval = strict.interval_over_seeds(each.total.tolist())
+        if interval is not None:
+            axes.plot([interval.low, interval.high], [y, y], color="black", linewidth=1.0)
+    axes.axvline(0.0, color="black", linewidth=0.6)
+    axes.set_yticks(ys, [_label(each) for each in parts])
+    ahead = [each for each in parts if _finding(each.total) == "ahead"]
+    title = (
+        f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"
+        f"surely ahead of {len(ahead)} of {len(parts)}"
+    )
+    finish_panel(axes, "nats of final validation loss", "", title)
+
+
+def _draw_bars(axes: Axes, ys: NDArray[np.int_], parts: Sequence[LeadParts]) -> None:
+    """Draw the two parts of each lead, the part from delay at the end of the other one."""
+    without = np.full(len(parts), np.nan)
+    from_delay = np.full(len(parts), np.nan)
+    for index, each in enumerate(parts):
+        if _has_means(each):
+            without[index] = each.without_delay.mean()
+            from_delay[index] = each.from_delay.mean()
     axes.barh(ys, without, color="0.7", label="without delay")
     color = look_of(OURS).color
     # A negative part lies on the bar of the lead without delay. Filled, it would look like a gain.
@@ -171,23 +210,16 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     for chosen, looks in ((~is_taken, gained), (is_taken, taken)):
         if chosen.any():
             axes.barh(ys[chosen], from_delay[chosen], left=without[chosen], **looks)
-    for y, each in zip(ys, parts, strict=True):
-        interval = strict.interval_over_seeds(each.total.tolist())
-        if interval is not None:
-            axes.plot([interval.low, interval.high], [y, y], color="black", linewidth=1.0)
-    axes.axvline(0.0, color="black", linewidth=0.6)
-    labels = []
-    for each, is_drawn in zip(parts, is_finite, strict=True):
-        labels.append(_label(each.rival) + ("" if is_drawn else " (diverged)"))
-    axes.set_yticks(ys, labels)
-    ahead = [each for each in parts if _finding(each.total) == "ahead"]
-    title = (
-        f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"
-        f"surely ahead of {len(ahead)} of {len(parts)}"
-    )
-    finish_panel(axes, "nats of final validation loss", "", title)
 
 
-def _label(rival: str) -> str:
-    """A rival's name in the figure."""
-    return rival if rival == BEST_BASELINE else look_of(rival).label
+def _has_means(parts: LeadParts) -> bool:
+    """Whether the parts of a lead have means: they have seeds, and no run of them diverged."""
+    return not parts.total.empty and bool(np.isfinite(parts.from_delay).all())
+
+
+def _label(parts: LeadParts) -> str:
+    """A rival's name in the figure, and why it has no bar if it has none."""
+    name = parts.rival if parts.rival == BEST_BASELINE else look_of(parts.rival).label
+    if _has_means(parts):
+        return name
+    return f"{name} (no seed in common)" if parts.total.empty else f"{name} (diverged)"

@@ -30,7 +30,7 @@ from brx.curvature.oscillation import Oscillation, usual_only
 from brx.errors import UserError, counted
 from brx.model.sizes import count_parameters
 from brx.paper.evidence import Evidence, Margin, strictly_all
-from brx.paper.measured_runs import measured_runs
+from brx.paper.measured_runs import measured_runs, refuse_doubles
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
 from brx.paper.strict import FEWEST_SEEDS, Strict
@@ -38,10 +38,11 @@ from brx.planning.memory_tables import overhead_texts
 from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.readers import read_json
-from brx.runs.experiments import of_main_origin
-from brx.runs.frames import load
+from brx.runs.experiments import is_for_tuning, of_main_origin
+from brx.runs.frames import DEPTH, load
 from brx.runs.run import read_run
 from brx.runs.slowdown import geometric_mean
+from brx.runs.trajectory import RATE, SEED
 
 TOYS = Path("results/toy")
 MOST_CHANCE = 0.05  # p-value up to which a correlation counts
@@ -382,8 +383,10 @@ def _less_at_common_rate(experiments: Experiments, P: int) -> tuple[str, Margin 
     """Basis rotation's variance compared with PipeDream's at the common learning rate with the most
     checkpoints: a text, and the logarithms by seed (None if they share no rate)."""
     runs = load([experiments.scale.curvature])
-    finished = of_main_origin(runs[runs["status"] == "finished"])
-    table = _variances([Path(str(run)) for run in finished.index])
+    reported = runs[(runs["status"] == "finished") & ~is_for_tuning(runs)]
+    reported = of_main_origin(reported)
+    refuse_doubles(reported, RATE, "method", DEPTH, SEED)
+    table = _variances([Path(str(run)) for run in reported.index])
     at_depth = table[table["P"] == P]
     by_place = at_depth.set_index(["rate", "seed", "iteration"])
     ours = by_place.loc[by_place["method"] == "basis-rotation", "dominant"]

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
+
+from brx.errors import UserError
 from brx.names import path_of_text
 from brx.paper.scales import Experiments, Scale
 from brx.runs.experiments import at_best_rates, of_main_origin
 from brx.runs.folder import has_runs
-from brx.runs.frames import load
-from brx.runs.trajectory import RATE
+from brx.runs.frames import DEPTH, load
+from brx.runs.trajectory import RATE, SEED
 
 
 def measured_runs(scale: Scale, experiments: Experiments | None = None) -> list[Path]:
@@ -20,7 +23,11 @@ def measured_runs(scale: Scale, experiments: Experiments | None = None) -> list[
     of two different methods.
 
     Args:
+        scale: the scale.
         experiments: the scale's experiments, if they have been loaded.
+
+    Raises:
+        UserError: two of these runs have the same method, P and seed.
     """
     if experiments is None and has_runs(scale.runs):
         experiments = Experiments.load(scale)
@@ -29,7 +36,22 @@ def measured_runs(scale: Scale, experiments: Experiments | None = None) -> list[
     is_usual = runs[RATE] == runs["experiment"].map(usual)
     is_measured_at_usual = is_usual.groupby(runs["experiment"]).transform("any")
     chosen = at_best_rates(runs[is_usual | ~is_measured_at_usual])
-    return [path_of_text(run) for run in of_main_origin(chosen).index]
+    measured = of_main_origin(chosen)
+    refuse_doubles(measured, "method", DEPTH, SEED)
+    return [path_of_text(run) for run in measured.index]
+
+
+def refuse_doubles(runs: pd.DataFrame, *columns: str) -> None:
+    """UserError if two runs are equal in some columns: one of them would silently take the other's
+    place, or be averaged with it."""
+    is_double = runs.duplicated(list(columns), keep=False)
+    for values, alike in runs[is_double].groupby(list(columns), sort=False):
+        first, second, *_ = alike.index
+        equal = [f"{column} {value}" for column, value in zip(columns, values, strict=True)]
+        raise UserError(
+            f"{second}: a second measured run like {first} ({', '.join(equal)}), with other "
+            f"settings; move one of them away"
+        )
 
 
 def _rates(experiments: Experiments) -> Mapping[str, float]:

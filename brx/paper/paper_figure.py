@@ -101,6 +101,9 @@ def draw_paper_figure(
             caption += f" (The paper's {figure.place}.)"
         if figure.reading:
             caption += f"\n{figure.reading}"
+        diverged = _diverged_texts(asked)
+        if diverged:
+            caption += f"\nDiverged, and in no curve or mean: {', '.join(diverged)}."
         details = {
             "fingerprint": asked.fingerprint,
             "runs": _runs_by_experiment(asked),
@@ -120,6 +123,18 @@ def _runs_by_experiment(asked: Experiments) -> dict[str, list[str]]:
         length = f"{first['architecture']}, {counted(first['last_iteration'], 'iteration')}"
         runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
     return runs
+
+
+def _diverged_texts(asked: Experiments) -> list[str]:
+    """A text about each experiment of which some seeds diverged, such as
+    `nesterov at P = 32 (1 seed)`."""
+    diverged = []
+    for seeds in asked.used.values():
+        first = seeds.iloc[0]
+        if first["diverged_seeds"]:
+            count = counted(len(first["diverged_seeds"]), "seed")
+            diverged.append(f"{first['variant']} at P = {first[DEPTH]} ({count})")
+    return diverged
 
 
 def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -> None:

@@ -18,6 +18,7 @@ from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
 from brx.runs.aspects import differences
+from brx.runs.experiments import is_for_tuning
 from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.trajectory import SEED, trajectory_of
@@ -66,8 +67,8 @@ class Harm:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are too few seeds to judge."""
-        return self.num_seeds < FEWEST_SEEDS
+        """Whether nothing can be judged: there are too few seeds, or fp32 itself diverged."""
+        return self.num_seeds < FEWEST_SEEDS or not math.isfinite(self.standard_error)
 
     @property
     def passes(self) -> bool:
@@ -75,22 +76,20 @@ class Harm:
         return self.mean <= self.standard_error
 
 
-def precision_table(folder: Path) -> pd.DataFrame:
+def precision_table(losses: Losses) -> pd.DataFrame:
     """A row of texts per arm: its losses and its harm at each P, and whether it passes. The last
-    row has the rule's decision.
-
-    Raises:
-        UserError: the folder has no run of the study, two of the same arm, P and seed, or runs that
-            differ in more than arm, P and seed.
-    """
-    losses = losses_in(folder)
+    row has the rule's decision."""
     rows = [_row(losses, arm) for arm in ARMS]
     return pd.DataFrame([*rows, {"setting": "the rule", "passes": decision(losses)}]).fillna("")
 
 
 def losses_in(folder: Path) -> Losses:
-    """The final validation losses of the study's runs in a folder; UserError as for
-    `precision_table`."""
+    """The final validation losses of the study's runs in a folder.
+
+    Raises:
+        UserError: the folder has no run of the study, two of the same arm, P and seed, or runs that
+            differ in more than arm, P and seed.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEP}")
     rows = _rows_of_the_study(load(folder))
@@ -108,13 +107,13 @@ def losses_in(folder: Path) -> Losses:
 
 
 def _rows_of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs to which the rule applies: ended, with an arm, a P and a seed of the study. Their
-    column `arm` is new."""
+    """The runs to which the rule applies: ended, not for tuning, with an arm, a P and a seed of the
+    study. Their column `arm` is new."""
     arms = [arm_of(read_run(Path(str(run))).config) for run in runs.index]
     runs = runs.assign(arm=arms)
-    has_ended = runs["status"].isin(["finished", "diverged"])
+    is_reported = runs["status"].isin(["finished", "diverged"]) & ~is_for_tuning(runs)
     is_in_study = runs["arm"].notna() & runs["depth"].isin(ENDS) & runs[SEED].isin(SEEDS)
-    return runs[has_ended & is_in_study]
+    return runs[is_reported & is_in_study]
 
 
 def _check_equal(rows: pd.DataFrame) -> None:
@@ -152,8 +151,8 @@ def arm_of(config: RunConfig) -> str | None:
 
 
 def harm(losses: Losses, arm: str, P: int) -> Harm:
-    """How much worse than fp32 an arm ends at one P, over the seeds that both have. With fewer than
-    three such seeds the numbers are NaN."""
+    """How much worse than fp32 an arm ends at one P, over the seeds that both have. The numbers are
+    NaN with fewer than three such seeds, or if fp32 diverged on one of them."""
     ours = losses.get((arm, P), {})
     fp32 = losses.get((FP32, P), {})
     seeds = sorted(ours.keys() & fp32.keys())
@@ -161,6 +160,8 @@ def harm(losses: Losses, arm: str, P: int) -> Harm:
         return Harm(math.nan, math.nan, len(seeds))
     our_losses = [ours[seed] for seed in seeds]
     fp32_losses = [fp32[seed] for seed in seeds]
+    if math.inf in fp32_losses:
+        return Harm(math.nan, math.nan, len(seeds))
     above_fp32 = np.subtract(our_losses, fp32_losses)
     standard_error = float(np.std(fp32_losses, ddof=1)) / math.sqrt(len(seeds))
     return Harm(float(np.mean(above_fp32)), standard_error, len(seeds))
@@ -179,6 +180,8 @@ def verdict(losses: Losses, arm: str) -> str:
 def decision(losses: Losses) -> str:
     """The default on CUDA that the rule chooses."""
     undecided = "open: runs are missing"
+    if any(math.inf in losses.get((FP32, P), {}).values() for P in ENDS):
+        undecided = "open: fp32 itself diverged"
     by_arm = {arm: verdict(losses, arm) for arm in (TF32, TF32_ROTATIONS, TF32_COVARIANCES)}
     # In the rule's order: both, else the rotations, which take more time, else the covariances.
     for arm, passes in by_arm.items():

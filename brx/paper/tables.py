@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -19,18 +19,20 @@ from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, counted, did_you_mean
 from brx.files import write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
+from brx.paper.architectures import Study as Architectures
 from brx.paper.architectures import architecture_table, verdict_table
 from brx.paper.causes.costs import cost_table
 from brx.paper.causes.differences import difference_table
 from brx.paper.causes.norms import ratio_table
 from brx.paper.causes.predictions import prediction_table
 from brx.paper.causes.study import RUNS as CAUSES_RUNS
+from brx.paper.causes.study import Study as Causes
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.leads import lead_table
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.precision import RUNS as PRECISION_RUNS
-from brx.paper.precision import precision_table
+from brx.paper.precision import losses_in, precision_table
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, MAIN, RUN_AT, SCALES, Experiments
 from brx.paper.similarity import RUNS as STUDY_RUNS
@@ -138,13 +140,23 @@ class StudyTable(Entry):
     """A table from the runs of a study, which has its own folder."""
 
     title: str
-    study: Path  # the folder, unless --runs names another
-    make_from: Callable[[Path], pd.DataFrame]  # texts, from a folder
+    folder: Path  # the study's, unless --runs names another
+    load: Callable[[Path], Any]  # reads the study from a folder
+    make_from: Callable[[Any], pd.DataFrame]  # texts, from what `load` returns
     legend: str = ""
 
-    def make(self, _: Experiments) -> pd.DataFrame:
-        """The table's texts, made from the study's own folder; the scale's runs do not matter."""
-        return self.make_from(self.study)
+    def make(self, experiments: Experiments) -> pd.DataFrame:
+        """The table's texts, made from the study's own folder.
+
+        The scale's runs do not matter. `experiments` keeps the study, so that several tables of one
+        study read its runs once."""
+        key = ("study", self.load, self.folder)
+        study = experiments.once(key, lambda: self.load(self.folder))
+        return self.make_from(study)
+
+    def make_alone(self, folder: Path | None) -> pd.DataFrame:
+        """The table's texts, made from another folder than the study's if there is one."""
+        return self.make_from(self.load(folder or self.folder))
 
 
 Table = PaperTable | FormulaTable | StudyTable
@@ -230,14 +242,16 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
-    """A row per model: the iterations that basis rotation saves over the best baseline, as in the
-    paper's headline."""
+    """A row per model that has runs of all main methods: the iterations that basis rotation saves
+    over the best baseline, as in the paper's headline."""
     tables = []
     for model in experiments.scale.models:
         if model not in SAVED:
             continue
         present = experiments.find_all({"method": method, "model": model} for method in MAIN)
-        saved = reductions(pd.concat(present)) if present else pd.DataFrame()
+        if len(present) < len(MAIN):
+            continue  # which baseline is the best is not known without all of them
+        saved = reductions(pd.concat(present))
         if len(saved):
             table = reduction_table(saved).assign(model=model)
             tables.append(table.assign(**{"the paper's": number_text(SAVED[model], "percent")}))
@@ -268,11 +282,12 @@ def make_tables(
     def make(table: Table) -> pd.DataFrame:
         if isinstance(table, FormulaTable):
             return table.compute()
+        if experiments is None:
+            assert isinstance(table, StudyTable), "any other table needs the scale's runs"
+            return table.make_alone(runs)
+        # If several tables are made, --runs names the scale's folder.
         if isinstance(table, StudyTable):
-            # If several tables are made, --runs names the scale's folder.
-            named = runs if len(chosen) == 1 else None
-            return table.make_from(named or table.study)
-        assert experiments is not None
+            return table.make(experiments)
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
@@ -425,13 +440,15 @@ TABLES: dict[str, Table] = {
             "",
             "What delay costs where one number of the laptop preset is another",
             STUDY_RUNS,
-            lambda folder: study_table(load_study(folder)),
+            load_study,
+            study_table,
         ),
         StudyTable(
             "causes",
             "",
             "What makes an optimizer stand delay: seven predictions, and what the runs say",
             CAUSES_RUNS,
+            Causes.load,
             prediction_table,
             CAUSES_LEGEND,
         ),
@@ -440,6 +457,7 @@ TABLES: dict[str, Table] = {
             "",
             "What each delay costs each arm of the study of causes",
             CAUSES_RUNS,
+            Causes.load,
             cost_table,
             COSTS_LEGEND,
         ),
@@ -448,6 +466,7 @@ TABLES: dict[str, Table] = {
             "",
             "How arms of the study of causes differ by seed",
             CAUSES_RUNS,
+            Causes.load,
             difference_table,
             DIFFERENCES_LEGEND,
         ),
@@ -456,6 +475,7 @@ TABLES: dict[str, Table] = {
             "",
             "The Hessian's norm in turned bases and in the original coordinates",
             CAUSES_RUNS,
+            Causes.load,
             ratio_table,
             NORMS_LEGEND,
         ),
@@ -464,6 +484,7 @@ TABLES: dict[str, Table] = {
             "",
             "What delay costs GPT's blocks and Llama's",
             ARCHITECTURE_RUNS,
+            Architectures.load,
             architecture_table,
             ARCHITECTURES_LEGEND,
         ),
@@ -472,6 +493,7 @@ TABLES: dict[str, Table] = {
             "",
             "Whether the paper's conclusions hold for Llama's blocks",
             ARCHITECTURE_RUNS,
+            Architectures.load,
             verdict_table,
             ARCHITECTURE_VERDICTS_LEGEND,
         ),
@@ -480,6 +502,7 @@ TABLES: dict[str, Table] = {
             "",
             "What basis rotation loses by products in TF32, and by covariances of few gradients",
             PRECISION_RUNS,
+            losses_in,
             precision_table,
             PRECISION_LEGEND,
         ),

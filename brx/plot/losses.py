@@ -124,16 +124,14 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
     Args:
         axes: the panel.
         runs: rows of `at_best_rates`.
-        best_of: methods that share one line: at each P, the lowest loss of any of them for each
-            seed, averaged over the seeds.
+        best_of: methods that share one line; see `_best_by_depth`.
     """
     is_rival = runs["method"].isin(best_of)
     if is_rival.any():
-        best_by_seed = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min()
-        best = best_by_seed.groupby(DEPTH).mean()
+        best = _best_by_depth(runs[is_rival])
         axes.plot(
-            best.index,
-            best,
+            list(best),
+            list(best.values()),
             color="black",
             linestyle="--",
             marker="o",
@@ -148,6 +146,17 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
     axes.set_xscale("log", base=2)
     ticks = sorted(runs.loc[~is_rival, DEPTH].unique())
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
+
+
+def _best_by_depth(rivals: pd.DataFrame) -> dict[int, float]:
+    """At each P, the lowest final training loss of several methods on each seed, averaged over the
+    seeds that all methods with runs at this P have. A P without such a seed is left out."""
+    best = {}
+    for P, at_depth in rivals.groupby(DEPTH):
+        by_seed = at_depth.pivot(index=SEED, columns="method", values="train_loss").dropna()
+        if len(by_seed):
+            best[int(P)] = float(by_seed.min(axis="columns").mean())
+    return best
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any) -> None:

@@ -258,7 +258,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     mean_reference = slowdown.geometric_mean(reference_iterations)
     quality = _passage_quality(delayed, target)
     reference_quality = _passage_quality(references, target)
-    is_plateau = max(quality.error, reference_quality.error) > slowdown.PLATEAU
+    is_plateau = quality.is_plateau or reference_quality.is_plateau
     ratio = None if is_plateau else slowdown.iteration_ratio(reached, reference_reached)
     estimate = _columns(ratio)
     first = delayed.iloc[0]
@@ -288,6 +288,17 @@ class _PassageQuality(NamedTuple):
 
     error: float  # the standard deviation due to the noise of the losses
     half_step: float  # half the distance of the two recorded iterations around the passage
+
+    @property
+    def is_plateau(self) -> bool:
+        """Whether noise moves the passage too much for a slowdown."""
+        return self.error > slowdown.PLATEAU
+
+
+def is_on_plateau(seeds: pd.DataFrame, target: float) -> bool:
+    """Whether a target loss, in nats, is on a plateau of an experiment's runs
+    (docs/slowdown.md)."""
+    return _passage_quality(seeds, target).is_plateau
 
 
 def _passage_quality(seeds: pd.DataFrame, target: float) -> _PassageQuality:

@@ -187,12 +187,18 @@ def _edge_text(at_edge: bool, num_rates: int) -> str:
 
 
 def final_loss_text(seeds: pd.DataFrame) -> str:
-    """The mean final training loss of an experiment's runs; with its range if there are several
-    seeds: `2.876 [2.870, 2.881]`."""
+    """The mean final training loss of an experiment's finished runs; with its range if there are
+    several seeds, and with the number of seeds that diverged: `2.876 [2.870, 2.881], 1 diverged`.
+
+    Args:
+        seeds: the experiment's rows of `experiments.at_best_rates`.
+    """
     losses = seeds["train_loss"]
-    if len(losses) == 1:
-        return f"{losses.mean():.3f}"
-    return f"{losses.mean():.3f} [{losses.min():.3f}, {losses.max():.3f}]"
+    text = f"{losses.mean():.3f}"
+    if len(losses) > 1:
+        text += f" [{losses.min():.3f}, {losses.max():.3f}]"
+    diverged = seeds["diverged_seeds"].iloc[0]
+    return f"{text}, {len(diverged)} diverged" if diverged else text
 
 
 def rate_text(rate: float, *, at_edge: bool) -> str:

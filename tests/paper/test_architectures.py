@@ -73,7 +73,7 @@ def write_all(folders, architecture, extra_cost=0.0):
 
 
 def row_of(folders, architecture, method):
-    table = architecture_table(folders[LLAMA]).set_index(["model", "method"])
+    table = architecture_table(Study.load(folders[LLAMA])).set_index(["model", "method"])
     return table.loc[(architecture, method)]
 
 
@@ -101,7 +101,7 @@ def test_published_runs_of_gpt_are_beside_llamas():
 
 def test_table_has_a_row_per_model_with_method(folders):
     write_all(folders, LLAMA)
-    table = architecture_table(folders[LLAMA])
+    table = architecture_table(Study.load(folders[LLAMA]))
     assert len(table) == 2 * len(METHODS)
 
 
@@ -144,26 +144,26 @@ def test_two_seeds_give_no_difference(folders):
 def test_conclusion_holds_where_all_statements_do(folders):
     write_all(folders, GPT)
     write_all(folders, LLAMA, extra_cost=0.01)
-    table = verdict_table(folders[LLAMA])
+    table = verdict_table(Study.load(folders[LLAMA]))
     assert table[[GPT, LLAMA]].iloc[-1].tolist() == ["yes", "yes"]
 
 
 def test_baseline_below_basis_rotation_refutes_the_conclusion(folders):
     write_all(folders, LLAMA)
     write_method(folders, LLAMA, "nesterov", (1.43, 1.30))
-    assert verdict_table(folders[LLAMA])[LLAMA].iloc[-1] == "no"
+    assert verdict_table(Study.load(folders[LLAMA]))[LLAMA].iloc[-1] == "no"
 
 
 def test_verdict_without_runs_names_the_sweep(folders):
     write_all(folders, LLAMA)
-    table = verdict_table(folders[LLAMA])
+    table = verdict_table(Study.load(folders[LLAMA]))
     assert table[GPT].tolist() == [NOT_RUN] * len(table)
     assert table[f"{GPT}, here"].iloc[0] == "brx sweep configs/sweeps/tuned/main.yaml"
 
 
 def test_verdict_names_the_missing_method(folders):
     write_method(folders, LLAMA, "basis-rotation", LOSSES["basis-rotation"])
-    table = verdict_table(folders[LLAMA])
+    table = verdict_table(Study.load(folders[LLAMA]))
     assert "pipedream at P = 32" in table[f"{LLAMA}, here"].iloc[0]
 
 
@@ -182,14 +182,14 @@ def test_conjunction_of_verdicts(verdicts, expected):
 
 def test_no_runs_at_all_are_refused(folders):
     with pytest.raises(UserError, match=r"configs/sweeps/llama/main\.yaml"):
-        architecture_table(folders[LLAMA])
+        architecture_table(Study.load(folders[LLAMA]))
 
 
 def test_runs_for_tuning_alone_are_refused(folders):
     settings = {**VARIANTS["muon"], **SETTINGS[LLAMA], "training.for_tuning": True}
     write_experiment(folders[LLAMA], "laptop", settings, seeds=(100,))
     with pytest.raises(UserError, match="have reported runs yet"):
-        architecture_table(folders[LLAMA])
+        architecture_table(Study.load(folders[LLAMA]))
 
 
 def test_empty_folder_counts_as_no_runs(folders):

@@ -13,7 +13,7 @@ from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.files import write_json
 from brx.paper import evidence
-from brx.paper.claims import evidence_text
+from brx.paper.claims import evidence_text, verdict_text
 from brx.paper.evidence import Evidence, Margin, ends_below, runs_of, shared_seeds, slows_down_less
 from brx.paper.scales import (
     BLOCKS,
@@ -422,6 +422,52 @@ def test_method_without_runs_is_named(with_low_bound):
         slows_down_less(with_low_bound, [("basis-rotation", "muon")])
 
 
+def write_slow_start(folder, method):
+    """Three seeds of a method that is slow even without delay and never reaches the target with it,
+    so that its bound is low."""
+    write_method(folder, method, 1, seeds=(0, 1, 2), slowness=3.0)
+    write_method(folder, method, 32, seeds=(0, 1, 2), slowness=NEVER)
+
+
+def test_low_bounds_alone_are_no_order(tmp_path):
+    """PipeDream's bounds lie below Nesterov's slowdowns, but its slowdowns may lie above them."""
+    write_slowness(tmp_path, "nesterov", {0: 40.0, 1: 41.0, 2: 42.0})
+    write_slow_start(tmp_path, "pipedream")
+    judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("nesterov", "pipedream")])
+    assert (judged.holds, judged.strict) == (False, "open")
+    assert "pipedream over nesterov [" not in judged.text
+    assert "whether pipedream is over nesterov, the bounds do not tell" in judged.text
+
+
+def test_bounds_above_the_slower_method_refute_the_order(tmp_path):
+    """SOAP's bounds already lie above PipeDream's slowdowns."""
+    write_slowness(tmp_path, "nesterov", {0: 9.0, 1: 9.0, 2: 9.0})  # sets the target
+    write_slowness(tmp_path, "pipedream", {0: 1.5, 1: 1.6, 2: 1.7})
+    write_method(tmp_path, "soap", 1, seeds=(0, 1, 2), slowness=1.0)
+    write_method(tmp_path, "soap", 32, seeds=(0, 1, 2), slowness=NEVER)
+    judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("soap", "pipedream")])
+    assert (judged.holds, judged.strict) == (False, "no")
+
+
+@pytest.mark.parametrize(
+    ("delayed_seeds", "verdicts"),
+    [
+        ((0, 1, 2), ("yes", "yes")),
+        # The third seed of either side has no partner.
+        ((1, 2, 3), ("yes, two seeds", "open")),
+        ((3, 4, 5), ("not tried", "not tried")),
+    ],
+)
+def test_slowdown_counts_the_seeds_of_both_ends(delayed_seeds, verdicts, tmp_path):
+    for seed in (0, 1, 2):
+        write_method(tmp_path, "basis-rotation", 1, seeds=(seed,), slowness=1.0)
+    for seed in delayed_seeds:
+        slowness = 1.27 + 0.001 * seed
+        write_method(tmp_path, "basis-rotation", 32, seeds=(seed,), slowness=slowness)
+    judged = row(tmp_path, "slowdown-basis-rotation")
+    assert (verdict_text(judged), judged.strict_verdict) == verdicts
+
+
 def test_target_on_a_plateau_is_refused(with_low_bound, monkeypatch):
     monkeypatch.setattr("brx.runs.slowdown.PLATEAU", -1.0)
     with pytest.raises(UserError, match="is on a plateau for basis-rotation"):
@@ -437,6 +483,8 @@ def test_target_on_a_plateau_is_refused(with_low_bound, monkeypatch):
         # Muon never reaches the target: its bound is far, or low, so that it may be nearer.
         (2.2, NEVER, 1, "yes"),
         (2.2, NEVER, 19, "no"),
+        # Its bound lies above basis rotation's slowdown, but nearer to it than SOAP's.
+        (8, NEVER, 8, "no"),
     ],
 )
 def test_soap_is_close_if_the_nearest(soap, muon, fresh, verdict, tmp_path):

@@ -394,6 +394,27 @@ def test_best_baseline_is_the_lowest_at_each_depth(with_best_baseline):
     assert best.get_ydata().tolist() == runs.groupby("depth")["train_loss"].min().tolist()
 
 
+def test_best_baseline_is_over_the_seeds_of_all(axes, tmp_path):
+    """On seed 1 only PipeDream is there, which is not the best."""
+    write(tmp_path, "pipedream", 32, slowness=9, seeds=(0, 1))
+    write(tmp_path, "nesterov", 32, slowness=4)
+    write(tmp_path, "basis-rotation", 32)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    baselines = ("pipedream", "nesterov")
+    final_losses(experiments, axes, (*baselines, "basis-rotation"), best_of=baselines)
+    (best,) = [line for line in axes.lines if line.get_label() == "best baseline"]
+    assert best.get_ydata().tolist() == [experiments.find("nesterov")["train_loss"].item()]
+
+
+def test_caption_names_seeds_that_diverged(tmp_path):
+    write(tmp_path, "scion", 32, seeds=(0, 1))
+    write(tmp_path, "scion", 32, seeds=(2,), status="diverged")
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    written, _ = draw_paper_figure(FIGURES["preconditioned"], experiments, tmp_path / "figures")
+    caption = written[0].with_suffix(".txt").read_text()
+    assert "Diverged, and in no curve or mean: scion at P = 32 (1 seed)." in caption
+
+
 def test_best_baseline_is_one_entry_of_the_legend(with_best_baseline):
     axes, _ = with_best_baseline
     labels = [text.get_text() for text in axes.get_legend().get_texts()]

@@ -76,6 +76,19 @@ def test_rivals_without_runs_are_left_out(experiments):
     assert "muon" not in lead_table(experiments)["rival"].tolist()
 
 
+def test_rival_without_a_common_seed_is_said_to_have_none(experiments, tmp_path):
+    write_method(tmp_path, "muon", 1, seeds=(0, 1, 2))
+    write_method(tmp_path, "muon", 32, seeds=(3, 4))
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    table = lead_table(experiments).set_index("rival")
+    assert table.loc["muon", ["seeds", "at P = 32"]].tolist() == ["0", "no seed in common"]
+    with new_figure() as figure:
+        axes = figure.subplots()
+        draw_leads(experiments, axes, ("pipedream", "muon"))
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[1].endswith("(no seed in common)")
+
+
 def test_share_is_a_bound_if_the_rivals_loss_is_never_reached(experiments, tmp_path):
     # The slower a run, the higher its training loss ends.
     for P in (1, 32):

@@ -184,6 +184,18 @@ def test_variances_at_a_common_rate_decide(tmp_path, measured):
     assert "at the common rate 0.001, basis rotation 0.33 of PipeDream's" in judged.text
 
 
+@pytest.mark.usefixtures("at_own_rates")
+def test_measured_runs_for_tuning_decide_nothing(tmp_path, measured):
+    """Only runs for tuning share a rate, so the variances over the square of the rate decide."""
+    tried = [("basis-rotation", 1e-3, 1e-4, 2.0), ("pipedream", 1e-3, 3e-4, 2.0)]
+    tried.append(("pipedream", 3e-3, 4e-4, 1.0))  # the best rate, as in the reported runs
+    for method, rate, variance, val_loss in tried:
+        settings = {"optimizer.lr": rate, "training.for_tuning": True}
+        for seed in (100, 101, 102):
+            write_oscillation(tmp_path, method, seed, 500, variance, val_loss=val_loss, **settings)
+    assert judge_delayed(measured).strict == "no"
+
+
 @pytest.fixture
 def norms(tmp_path):
     """Writes a made-up measurement into the folder of one of three runs of `quick`, which differ in

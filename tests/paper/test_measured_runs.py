@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.measured_runs import measured_runs
 from brx.runs.run import read_run
@@ -58,3 +59,11 @@ def test_runs_are_of_one_trajectory_version(scale):
     kept = measured_runs(scale)
     assert len(kept) == 3
     assert newer not in kept
+
+
+def test_two_measured_runs_of_a_method_and_seed_are_refused(scale):
+    """Such as basis rotation with other refreshes: one would take the other's place."""
+    write_method(scale.curvature, "basis-rotation", 8)
+    write_method(scale.curvature, "basis-rotation", 8, {"optimizer.frequency": 100})
+    with pytest.raises(UserError, match=r"method basis-rotation, depth 8, training\.seed 0"):
+        measured_runs(scale)

@@ -77,6 +77,14 @@ def test_diverged_run_fails_whatever_the_others():
     assert verdict(losses, TF32) == "no"
 
 
+def test_diverged_fp32_leaves_the_rule_open():
+    """Nothing can be compared with a run that diverged."""
+    losses = losses_with(TF32=0.0)
+    losses[FP32, 32][0] = math.inf
+    assert verdict(losses, TF32) == "open"
+    assert decision(losses) == "open: fp32 itself diverged"
+
+
 def test_two_seeds_are_open():
     losses = losses_with(TF32=0.0)
     del losses[TF32, 32][2]
@@ -111,7 +119,7 @@ def test_table_of_runs(tmp_path):
     for P in ENDS:
         write_arm(tmp_path, FP32, P, REFERENCES)
         write_arm(tmp_path, TF32, P, [loss + 0.002 for loss in REFERENCES])
-    table = precision_table(tmp_path).set_index("setting")
+    table = precision_table(losses_in(tmp_path)).set_index("setting")
     assert table.loc[TF32, "harm, P = 32"] == "+0.0020 (standard error 0.0058)"
     assert table.loc[TF32, "passes"] == "yes"
     assert table.loc[TF32_ROTATIONS, "passes"] == "open"
@@ -127,7 +135,7 @@ def test_arms_are_told_apart(arm, tmp_path):
 def test_other_runs_alone_are_refused(tmp_path):
     write_experiment(tmp_path, "laptop", {"optimizer.method": "muon"})
     with pytest.raises(UserError, match="no runs of the study"):
-        precision_table(tmp_path)
+        losses_in(tmp_path)
 
 
 def test_second_run_of_a_seed_is_refused(tmp_path):
@@ -135,7 +143,7 @@ def test_second_run_of_a_seed_is_refused(tmp_path):
     [run] = tmp_path.iterdir()
     shutil.copytree(run, tmp_path / "again")
     with pytest.raises(UserError, match="a second run of fp32 with seed 0"):
-        precision_table(tmp_path)
+        losses_in(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +158,7 @@ def test_runs_of_another_kind_are_refused(settings, message, tmp_path):
     write_arm(tmp_path, FP32, 32, REFERENCES[:1])
     write_experiment(tmp_path, "laptop", {**ARMS[TF32], "pipeline.stages": 32, **settings})
     with pytest.raises(UserError, match=message):
-        precision_table(tmp_path)
+        losses_in(tmp_path)
 
 
 def test_further_seeds_do_not_count(tmp_path):

@@ -5,14 +5,13 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from brx.cli.main import main
-from brx.paper import architectures
-from brx.paper.causes import study as causes
 from brx.paper.printed import SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, ENDS, MAIN, SCALES, Experiments
-from brx.paper.tables import TABLES
+from brx.paper.tables import TABLES, StudyTable
 from brx.runs.formats import format_table
 from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP, write_method
@@ -59,9 +58,12 @@ def test_slowdowns_are_in_the_papers_order(written):
 @pytest.fixture(scope="module")
 def _studies_are_read_once():
     """The committed runs of a study do not change between the tests of its tables."""
+    cached = {}
     with pytest.MonkeyPatch.context() as patch:
-        for study in (architectures.Study, causes.Study):
-            patch.setattr(study, "load", cache(study.load))
+        for name, table in TABLES.items():
+            if isinstance(table, StudyTable):
+                load_once = cached.setdefault(table.load, cache(table.load))
+                patch.setitem(TABLES, name, replace(table, load=load_once))
         yield
 
 
@@ -128,6 +130,38 @@ def test_final_losses_say_where_they_have_how_many_seeds(tmp_path):
     table = TABLES["final-loss"].make(Experiments.load(LAPTOP, tmp_path))
     counts = dict(zip(table["method"], table["seeds"], strict=True))
     assert counts == {"pipedream": "3 at P = 1, 32; 2 at P = 8", "nesterov": "2"}
+
+
+def test_final_loss_tells_seeds_that_diverged(tmp_path):
+    write_method(tmp_path, "nesterov", 32, seeds=(0, 1))
+    write_method(tmp_path, "nesterov", 32, seeds=(2,), status="diverged")
+    table = TABLES["final-loss"].make(Experiments.load(LAPTOP, tmp_path))
+    assert table["P = 32"].str.endswith(", 1 diverged").tolist() == [True]
+
+
+def test_saving_needs_every_baseline(tmp_path):
+    """Without one of them, the best of the others may not be the best."""
+    for method in ("basis-rotation", "pipedream", "pipedream-lr"):
+        write_method(tmp_path, method)
+    assert TABLES["reduction"].make(Experiments.load(LAPTOP, tmp_path)).empty
+    write_method(tmp_path, "nesterov")
+    complete = TABLES["reduction"].make(Experiments.load(LAPTOP, tmp_path))
+    assert complete["model"].tolist() == ["main"]
+
+
+def test_tables_of_one_study_read_it_once(tmp_path):
+    write_method(tmp_path, "pipedream")
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    loaded = []
+
+    def load_study(folder):
+        loaded.append(folder)
+        return pd.DataFrame({"runs": ["1"]})
+
+    for name in ("one", "other"):
+        table = StudyTable(name, "", "A table", tmp_path, load_study, lambda study: study)
+        assert len(table.make(experiments.fresh())) == 1
+    assert loaded == [tmp_path]
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from brx.paper import strict
@@ -12,17 +10,9 @@ from brx.paper.causes.study import Study
 from brx.runs.trajectory import RATE
 
 
-def cost_table(folder: Path) -> pd.DataFrame:
+def cost_table(study: Study) -> pd.DataFrame:
     """A row per delay and arm whose cost is known, the lowest cost of a delay first: final
-    validation losses in nats, their difference, and the learning rates. All cells are texts.
-
-    Args:
-        folder: the folder of the study's runs.
-
-    Raises:
-        UserError: the folder has no runs of the study.
-    """
-    study = Study.load(folder)
+    validation losses in nats, their difference, and the learning rates. All cells are texts."""
     rows = []
     for delay in DELAYED:
         arms = [arm for arm in ARMS if study.has(arm, delay)]

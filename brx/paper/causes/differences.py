@@ -6,8 +6,6 @@ of what it only asks, such as whether corrections help.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from brx.errors import UserError
@@ -78,18 +76,14 @@ COMPARISONS = (
 )
 
 
-def difference_table(folder: Path) -> pd.DataFrame:
+def difference_table(study: Study) -> pd.DataFrame:
     """A row per comparison whose runs there are: by how many nats the first arm's cost of delay,
     and its final validation losses with and without delay, are above the second's. Means over
     seeds with 95 % intervals. All cells are texts.
 
-    Args:
-        folder: the folder of the study's runs.
-
     Raises:
-        UserError: the folder has no runs of the study, or none of two arms that are compared.
+        UserError: there are no runs of two arms that are compared.
     """
-    study = Study.load(folder)
     rows = []
     for ours, theirs in COMPARISONS:
         if not (study.has(*ours) and study.has(*theirs)):
@@ -99,7 +93,7 @@ def difference_table(folder: Path) -> pd.DataFrame:
         if len(differences):
             rows.append(_row(ours, theirs, differences))
     if not rows:
-        raise UserError(f"{folder}: no runs of two arms that are compared")
+        raise UserError(f"{study.folder}: no runs of two arms that are compared")
     return pd.DataFrame(rows)
 
 

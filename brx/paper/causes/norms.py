@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from brx.errors import UserError
@@ -12,17 +10,13 @@ from brx.paper.causes.arms import BASES, DEEPEST
 from brx.paper.causes.study import Study
 
 
-def ratio_table(folder: Path) -> pd.DataFrame:
+def ratio_table(study: Study) -> pd.DataFrame:
     """A row per basis: the (1,1)-norm per parameter in its coordinates and in the original ones, at
     the same weights, and their ratio. All cells are texts.
 
-    Args:
-        folder: the folder of the study's runs.
-
     Raises:
-        UserError: the folder has no runs of the study, or no norm was measured in both coordinates.
+        UserError: no norm was measured in both coordinates.
     """
-    study = Study.load(folder)
     rows = []
     for arm in BASES:
         if not study.has(arm, DEEPEST):
@@ -42,5 +36,5 @@ def ratio_table(folder: Path) -> pd.DataFrame:
                 }
             )
     if not rows:
-        raise UserError(f"{folder}: no run of a basis has been measured in both coordinates")
+        raise UserError(f"{study.folder}: no run of a basis has been measured in both coordinates")
     return pd.DataFrame(rows)

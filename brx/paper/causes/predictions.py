@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -70,7 +69,7 @@ def cost_rises_with_the_angle(study: Study) -> Finding:
         f"{_factor_text(log_slowdowns[RANDOM] - log_slowdowns[EIGENBASIS])}"
     )
     holds = strict.all_of([cost_trend.verdict, slowdown_trend.verdict]) == "yes"
-    return Finding(_outcome(holds, len(costs)), text)
+    return Finding(_outcome(holds, min(len(costs), len(log_slowdowns))), text)
 
 
 def random_basis_is_no_better_than_none(study: Study) -> Finding:
@@ -79,7 +78,7 @@ def random_basis_is_no_better_than_none(study: Study) -> Finding:
     difference = costs[ADAMW] - costs[RANDOM]
     holds = strict.direction(difference.tolist()) == "open"
     text = f"cost {_by_arm(costs)}; AdamW minus random basis {_text(difference)}"
-    return Finding(_outcome(holds, len(costs)), text)
+    return Finding(_outcome(holds, _num_known(difference)), text)
 
 
 def norm_orders_the_costs(study: Study) -> Finding:
@@ -119,7 +118,9 @@ def geometry_is_enough(study: Study) -> Finding:
     lion_costs_more = strict.direction(lion_above.tolist()) == "yes"
     muon_is_within_chance = strict.direction(muon_above.tolist()) == "open"
     text = f"cost above basis rotation's: Lion {_text(lion_above)}, Muon {_text(muon_above)} nats"
-    return Finding(_outcome(muon_is_within_chance and not lion_costs_more, len(costs)), text)
+    holds = muon_is_within_chance and not lion_costs_more
+    num_seeds = min(_num_known(lion_above), _num_known(muon_above))
+    return Finding(_outcome(holds, num_seeds), text)
 
 
 def eigenbasis_helps_lion(study: Study) -> Finding:
@@ -138,7 +139,7 @@ def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
     difference = costs[worse] - costs[better]
     holds = strict.direction(difference.tolist()) == "yes"
     text = f"cost {_by_arm(costs)}; {worse} minus {better} {_text(difference)}"
-    return Finding(_outcome(holds, len(costs)), text)
+    return Finding(_outcome(holds, _num_known(difference)), text)
 
 
 def _outcome(holds: bool, num_seeds: int) -> Outcome:
@@ -148,13 +149,20 @@ def _outcome(holds: bool, num_seeds: int) -> Outcome:
     return "holds" if holds else "refuted"
 
 
+def _num_known(difference: pd.Series) -> int:
+    """The seeds that say something about a difference of two costs. If the runs of both arms
+    diverged, the difference of two infinite costs is NaN."""
+    return int(difference.notna().sum())
+
+
 def _by_arm(table: pd.DataFrame) -> str:
     """The mean of each column as a text; a row is a seed, a column an arm."""
     return ", ".join(f"{mean:.3f} ({arm})" for arm, mean in table.mean().items())
 
 
 def _text(by_seed: pd.Series) -> str:
-    return strict.mean_text(by_seed.tolist(), sign="+")
+    """The mean of the known numbers with its interval; `unknown` without any."""
+    return strict.mean_text(by_seed.dropna().tolist(), sign="+") or "unknown"
 
 
 def _factor_text(logs: pd.Series) -> str:
@@ -221,16 +229,8 @@ PREDICTIONS = (
 )
 
 
-def prediction_table(folder: Path) -> pd.DataFrame:
-    """A row per prediction: its statement, the verdict, and our numbers. All cells are texts.
-
-    Args:
-        folder: the folder of the study's runs.
-
-    Raises:
-        UserError: the folder has no runs of the study.
-    """
-    study = Study.load(folder)
+def prediction_table(study: Study) -> pd.DataFrame:
+    """A row per prediction: its statement, the verdict, and our numbers. All cells are texts."""
     rows = []
     for prediction in PREDICTIONS:
         try:

@@ -22,6 +22,7 @@ from brx.paper.causes.arms import (
 )
 from brx.runs.comparison import (
     common_target,
+    is_on_plateau,
     reached_by_seed,
     seeds_in_common,
     shared_seeds,
@@ -41,11 +42,13 @@ class Study:
     """The runs of the study.
 
     Args:
+        folder: the folder of the runs.
         runs_by_place: for each pair of arm and delay, its rows of `at_best_rates`, including those
             of diverged runs.
     """
 
-    def __init__(self, runs_by_place: Mapping[tuple[str, str], pd.DataFrame]) -> None:
+    def __init__(self, folder: Path, runs_by_place: Mapping[tuple[str, str], pd.DataFrame]) -> None:
+        self.folder = folder
         self.runs_by_place = dict(runs_by_place)
 
     @classmethod
@@ -71,7 +74,7 @@ class Study:
         if not by_place:
             raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEPS}")
         _share_equal_arms(by_place)
-        return cls(by_place)
+        return cls(folder, by_place)
 
     def has(self, arm: str, delay: str) -> bool:
         """Whether the cost of a delay is known: whether some seed has runs with the delay and
@@ -114,16 +117,26 @@ class Study:
     def log_slowdowns(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
         """Logarithms of the slowdowns to one target, the lowest training loss that all of these
         arms reach: a row per seed, a column per arm. A logarithm is infinite if the run with the
-        delay never reaches the target."""
+        delay never reaches the target.
+
+        Raises:
+            UserError: runs are missing, the target is on a plateau (docs/slowdown.md), or no seed
+                has a slowdown of every arm.
+        """
         pairs = {arm: self.pair(arm, delay) for arm in arms}
         all_runs = pd.concat(list(chain.from_iterable(pairs.values())))
         target = common_target(all_runs)
         logs = {}
         for arm, (without, delayed) in pairs.items():
+            if is_on_plateau(without, target) or is_on_plateau(delayed, target):
+                raise UserError(f"target loss {target:.2f}: is on a plateau for {arm}")
             reached_without = reached_by_seed(without, target)
             reached_delayed = reached_by_seed(delayed, target)
             logs[arm] = _log_ratios(reached_delayed, reached_without)
-        return pd.DataFrame(logs).dropna()
+        slowdowns = pd.DataFrame(logs).dropna()
+        if slowdowns.empty:
+            raise UserError(f"no seed has a slowdown of each of {', '.join(arms)} (delay: {delay})")
+        return slowdowns
 
     def norms(self, arms: Sequence[str], delay: str, *, in_original: bool = False) -> pd.DataFrame:
         """The Hessian's (1,1)-norm per parameter halfway through the training, in each arm's

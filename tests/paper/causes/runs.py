@@ -57,6 +57,15 @@ def write_arm_run(folder, arm, delay, seed, final, slow):
     write_compact(folder / trajectory_id(config), config, losses, {LENGTH: final}, 10.0, summary)
 
 
+def diverge(folder, arm, delay, seed):
+    """Make a run one that diverged."""
+    runs = Study.load(folder).runs_by_place[arm, delay]
+    (run,) = runs.index[runs["training.seed"] == seed]
+    (folder / str(run).rpartition("/")[2] / "summary.json").write_text(
+        json.dumps({"status": "diverged", "data_fingerprint": "f"})
+    )
+
+
 def write_bases(folder, costs, adamw=0.3):
     """Write the runs of all bases and of AdamW, with the nats that the longest delay costs each."""
     for arm, cost in zip(BASES, costs, strict=True):

@@ -17,6 +17,7 @@ from brx.paper.causes.arms import (
     LION,
     MOMENTA,
     MUON,
+    NONE,
     ONE_UPDATE,
     RANDOM,
     ROTATED_LION,
@@ -26,6 +27,7 @@ from brx.paper.causes.predictions import PREDICTIONS
 from brx.paper.causes.study import Study
 from tests.paper.causes.runs import (
     NOISE,
+    diverge,
     write_arm,
     write_arm_run,
     write_bases,
@@ -68,6 +70,32 @@ def test_slowdowns_stand_with_their_interval(tmp_path):
     text = finding(tmp_path, "1").text
     assert f"slowdown {np.exp(logs[EIGENBASIS].mean()):.2f} ({EIGENBASIS}), " in text
     assert text.endswith(f"random over eigenbasis {factor:.3f} [{factor:.3f}, {factor:.3f}]")
+
+
+def test_two_slowdowns_leave_the_first_open(tmp_path):
+    """Three seeds have costs, but on one of them no run without delay arrives."""
+    write_bases(tmp_path, (0.05, 0.1, 0.15, 0.2, 0.25))
+    diverge(tmp_path, EIGENBASIS, NONE, 0)
+    assert finding(tmp_path, "1").outcome == "open"
+
+
+@pytest.mark.parametrize(
+    ("name", "arms", "delay"),
+    [
+        ("2", (RANDOM, ADAMW), DEEPEST),
+        ("5, alignment", (LION, ROTATED_LION), DEEPEST),
+        ("5, geometry", (MUON, LION, EIGENBASIS), DEEPEST),
+        ("6", (MUON, ADAMW), ONE_UPDATE),
+    ],
+)
+def test_arms_that_diverged_together_leave_a_prediction_open(name, arms, delay, tmp_path):
+    """Two infinite costs have no difference."""
+    for arm in arms:
+        write_arm(tmp_path, arm, {delay: 0.3})
+        diverge(tmp_path, arm, delay, 0)
+    found = finding(tmp_path, name)
+    assert found.outcome == "open"
+    assert "nan" not in found.text
 
 
 def test_random_basis_within_chance_of_none_holds(tmp_path):

@@ -1,6 +1,5 @@
 """The cost of a delay, from made-up final losses."""
 
-import json
 import math
 
 import numpy as np
@@ -12,6 +11,7 @@ from brx.paper.causes.arms import (
     ACCUMULATED,
     ADAMW,
     ARMS,
+    BASES,
     DEEPEST,
     EIGENBASIS,
     LION,
@@ -22,7 +22,7 @@ from brx.paper.causes.arms import (
 from brx.paper.causes.costs import cost_table
 from brx.paper.causes.figure import cost_records
 from brx.paper.causes.study import Study
-from tests.paper.causes.runs import LENGTH, NOISE, write_arm, write_arm_run
+from tests.paper.causes.runs import LENGTH, NOISE, diverge, write_arm, write_arm_run, write_bases
 from tests.paper.helpers import write_compact
 
 
@@ -51,15 +51,6 @@ def test_cost_is_a_difference_by_seed(tmp_path):
     write_arm(tmp_path, LION, {DEEPEST: 0.2})
     cost = Study.load(tmp_path).cost(LION, DEEPEST)
     assert cost.tolist() == pytest.approx([0.2 + shift for shift in NOISE])
-
-
-def diverge(folder, arm, delay, seed):
-    """Make a run one that diverged."""
-    runs = Study.load(folder).runs_by_place[arm, delay]
-    (run,) = runs.index[runs["training.seed"] == seed]
-    (folder / str(run).rpartition("/")[2] / "summary.json").write_text(
-        json.dumps({"status": "diverged", "data_fingerprint": "f"})
-    )
 
 
 def test_diverged_seed_costs_infinitely_much(tmp_path):
@@ -99,7 +90,7 @@ def test_cost_is_unknown_without_a_shared_seed(tmp_path):
     write_arm_run(tmp_path, ADAMW, NONE, 7, 1.3, 1)
     write_arm_run(tmp_path, ADAMW, DEEPEST, 8, 1.3, 1)
     assert not Study.load(tmp_path).has(ADAMW, DEEPEST)
-    assert cost_table(tmp_path)["arm"].tolist() == [LION]
+    assert cost_table(Study.load(tmp_path))["arm"].tolist() == [LION]
 
 
 def test_arms_without_a_shared_seed_cannot_be_compared(tmp_path):
@@ -108,6 +99,21 @@ def test_arms_without_a_shared_seed_cannot_be_compared(tmp_path):
             write_arm_run(tmp_path, arm, delay, seed, 1.3, 1)
     with pytest.raises(UserError, match="no seed in common among Lion, AdamW"):
         Study.load(tmp_path).costs([LION, ADAMW], DEEPEST)
+
+
+def test_slowdowns_to_a_target_on_a_plateau_are_refused(tmp_path, monkeypatch):
+    write_bases(tmp_path, (0.1, 0.2, 0.3, 0.4, 0.5))
+    monkeypatch.setattr("brx.runs.slowdown.PLATEAU", -1.0)
+    with pytest.raises(UserError, match="is on a plateau for turned, theta = 0"):
+        Study.load(tmp_path).log_slowdowns(BASES, DEEPEST)
+
+
+def test_slowdowns_need_a_seed_that_arrives_without_delay(tmp_path):
+    write_bases(tmp_path, (0.1, 0.2, 0.3, 0.4, 0.5))
+    for seed in range(3):
+        diverge(tmp_path, EIGENBASIS, NONE, seed)
+    with pytest.raises(UserError, match="no seed has a slowdown of each of turned, theta = 0"):
+        Study.load(tmp_path).log_slowdowns(BASES, DEEPEST)
 
 
 def test_records_of_a_diverged_run_are_json(tmp_path):
