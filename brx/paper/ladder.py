@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from brx.config.loading import Settings
-from brx.errors import UserError
+from brx.errors import UserError, counted
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import (
     DEEPEST,
@@ -258,15 +258,20 @@ class Quantity(NamedTuple):
         return Predicted(value, min(ends), max(ends))
 
     def prediction_text(
-        self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY
+        self, rows: pd.DataFrame, relative_delay: float = PAPER_RELATIVE_DELAY
     ) -> str:
-        """The prediction as a text such as `1.27 [1.21, 1.35]`; `no law` without one."""
-        if law is None:
-            return "no law"
-        value, low, high = self.predicted(law, relative_delay)
-        low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
-        high_text = f"{high:{self.form}}" if high <= LARGEST_END else f"> {LARGEST_END}"
-        return f"{value:{self.form}} [{low_text}, {high_text}]"
+        """The prediction by the law of some rows, as a text such as `1.27 [1.21, 1.35]`, or
+        `no law`; and how many bounds the law leaves out."""
+        text = "no law"
+        law = self.law(rows)
+        if law is not None:
+            value, low, high = self.predicted(law, relative_delay)
+            low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
+            high_text = f"{high:{self.form}}" if high <= LARGEST_END else f"> {LARGEST_END}"
+            text = f"{value:{self.form}} [{low_text}, {high_text}]"
+        num_bounds = int(rows["is_censored"].sum()) if "is_censored" in rows else 0
+        # The slowdowns behind bounds are larger, so the law may be too low.
+        return f"{text} (without {counted(num_bounds, 'bound')})" if num_bounds else text
 
 
 SLOWDOWN = Quantity("ratio", 1, 1, ".2f")  # slowdown - 1 follows a power law
@@ -345,7 +350,7 @@ def _predicted_rows(ladder: Ladder, label: str, relative_delay: float) -> list[d
         for heading, quantity, measured_rows in columns:
             method_rows = measured_rows[measured_rows["method"] == method]
             if len(method_rows):
-                row[heading] = quantity.prediction_text(quantity.law(method_rows), relative_delay)
+                row[heading] = quantity.prediction_text(method_rows, relative_delay)
         rows.append(row)
     return rows
 
@@ -462,7 +467,7 @@ def _draw_quantity(
         points = _known(rows, method, quantity)
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
-        label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
+        label = f"{look.label}: {quantity.prediction_text(points)} / {printed[method]:{form}}"
         offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
         _draw_measured(axes, points, quantity, look, offset, label)
         if law is not None:

@@ -8,12 +8,14 @@ import shutil
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from brx.errors import UserError
 from brx.paper.figures import FIGURES
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
+    SLOWDOWN,
     fill_ladder,
     fit_power_law,
     ladder_table,
@@ -272,6 +274,21 @@ def test_two_lengths_give_no_law():
 
 def test_a_delay_without_cost_gives_no_law():
     assert fit_power_law([1e-3, 2e-3, 4e-3], [0.5, 0.0, 1.0]) is None
+
+
+def test_prediction_says_how_many_bounds_it_leaves_out():
+    rows = pd.DataFrame(
+        {
+            "relative_delay": [1e-4, 3e-4, 1e-3, 4e-3],
+            "ratio": [1.1, 1.3, 2.0, 2.5],
+            "is_censored": [False, False, False, True],
+        }
+    )
+    known = rows[:3]
+    text = SLOWDOWN.prediction_text(known)
+    assert "without" not in text
+    assert SLOWDOWN.prediction_text(rows) == f"{text} (without 1 bound)"
+    assert SLOWDOWN.prediction_text(rows[2:]) == "no law (without 1 bound)"
 
 
 def test_prediction_interval_covers_as_promised():
