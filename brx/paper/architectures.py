@@ -89,10 +89,11 @@ class Study:
             return None
 
     def cost(self, architecture: str, method: str) -> pd.Series:
-        """The cost of delay for a method, in nats, by seed; empty if there are no runs
-        at one of the two ends."""
+        """The cost of delay for a method, in nats, by seed; empty if there are no runs at one of
+        the two ends. A seed on which the run without delay diverged is left out."""
         without, delayed = ((method, P) for P in ENDS)
-        return self._difference(architecture, without, delayed)
+        costs = self._difference(architecture, without, delayed)
+        return costs[costs > -np.inf]
 
     def above_ours(self, architecture: str, method: str, stages: int) -> pd.Series:
         """How far a method ends above basis rotation at a number of stages, in nats, by seed; empty

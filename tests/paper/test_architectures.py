@@ -211,6 +211,14 @@ def test_least_cost_is_by_seed(folders):
     assert "lowest mean cost of delay: Basis rotation, 0.05 nats" in axes.get_title()
 
 
+def test_seed_that_diverged_without_delay_has_no_cost(folders):
+    write_method(folders, LLAMA, "muon", (1.3, 1.31))
+    settings = {"pipeline.stages": 1, **VARIANTS["muon"], **SETTINGS[LLAMA]}
+    write_experiment(folders[LLAMA], "laptop", settings, seeds=(2,), status="diverged")
+    cost = Study.load(folders[LLAMA]).cost(LLAMA, "muon")
+    assert cost.index.tolist() == [0, 1]
+
+
 def test_title_says_least_only_beyond_chance(folders):
     def title():
         with new_figure() as figure:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from brx.curvature.norm_result import SPACES, results_of
@@ -95,13 +96,14 @@ class Study:
 
     def cost(self, arm: str, delay: str) -> pd.Series:
         """The cost of a delay for an arm, in nats, by seed. It is infinite if the run with the
-        delay diverged; a seed on which the run without delay diverged as well is left out.
+        delay diverged. A seed on which the run without delay diverged says nothing about delay, and
+        is left out.
 
         Raises:
             UserError: runs are missing.
         """
         without, delayed = (runs.set_index(SEED)["val_loss"] for runs in self.pair(arm, delay))
-        return (delayed - without).dropna()  # infinity minus infinity is NaN
+        return (delayed - without)[np.isfinite(without)]
 
     def costs(self, arms: Sequence[str], delay: str) -> pd.DataFrame:
         """The costs of a delay in nats: a row per seed that all arms have, a column per arm.

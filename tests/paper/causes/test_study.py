@@ -78,10 +78,11 @@ def test_other_runs_alone_are_refused(tmp_path):
         Study.load(tmp_path)
 
 
-def test_seed_that_diverged_on_both_sides_has_no_cost(tmp_path):
+@pytest.mark.parametrize("delays", [(NONE,), (NONE, DEEPEST)])
+def test_seed_that_diverged_without_delay_has_no_cost(delays, tmp_path):
     write_arm(tmp_path, LION, {DEEPEST: 0.2})
-    diverge(tmp_path, LION, DEEPEST, 1)
-    diverge(tmp_path, LION, NONE, 1)
+    for delay in delays:
+        diverge(tmp_path, LION, delay, 1)
     assert Study.load(tmp_path).cost(LION, DEEPEST).index.tolist() == [0, 2]
 
 
