@@ -486,16 +486,17 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             hint = _hint_if_unset(key, contents)
             raise UserError(f"{path}: repeat.where: '{key}' is set in no cell{hint}")
     if spec.choose is not None:
+        if spec.choose.over == SEED:
+            raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
+        for content in contents:
+            _check_is_number(path, "choose.over", spec.choose.over, content)
         _check_choice(path, spec.choose, cells)
 
 
 def _check_choice(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
-    """Refuse a choice whose keys are no numbers or decide nothing, and one without the losses by
-    which it is made."""
-    if rule.over == SEED:
-        raise UserError(f"{path}: choose.over: must not be a seed: seeds are repetitions")
+    """Refuse a choice without the losses by which it is made, one whose keys decide nothing, and
+    further keys that are no numbers."""
     for cell in cells:
-        _check_is_number(path, "choose.over", rule.over, cell)
         training = cell.config.training
         last = training.last_iteration
         if last < min(training.validation_every, training.iterations):
@@ -535,9 +536,8 @@ def _check_decides(path: Path, where: str, keys: Iterable[str]) -> None:
             )
 
 
-def _check_is_number(path: Path, where: str, key: str, cell: Cell) -> None:
+def _check_is_number(path: Path, where: str, key: str, content: Mapping[str, Any]) -> None:
     """UserError if a key of a cell's settings is not a number; `where` is the sweep's key."""
-    content = cell.config.model_dump(mode="json")
     value = value_at(content, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = _hint_if_unset(key, [content])
@@ -556,7 +556,8 @@ def _check_second_keys(path: Path, rule: Choice, cells: Sequence[Cell]) -> None:
                 f"{path}: {where}.over: must not be {rule.over} or {SEED}, got {second.over}"
             )
         for cell in matching:
-            _check_is_number(path, f"{where}.over", second.over, cell)
+            content = cell.config.model_dump(mode="json")
+            _check_is_number(path, f"{where}.over", second.over, content)
             if rule.second_of(cell.config) is not second:
                 raise UserError(f"{path}: {where}.where: cell {cell.name} has a second key already")
         _check_decides(path, f"{where}.over", [second.over])
