@@ -219,7 +219,7 @@ def _train(
 ) -> None:
     """What the process of a cell does."""
     os.setsid()  # Ctrl-C reaches it only once, through `LocalLauncher.interrupt`
-    with (folder / LOG).open("wb") as log:
+    with (folder / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(working_folder)
@@ -363,7 +363,7 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
         if state_of(cell) is State.DONE:
             return State.DONE, ""
         prepare_folder(cell)
-        with (cell.folder / LOG).open("wb") as log:
+        with (cell.folder / LOG).open("ab") as log:
             process = subprocess.Popen(
                 brx_command("train", str(cell.folder), "--resume"),
                 stdin=subprocess.DEVNULL,

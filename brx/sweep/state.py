@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
+import time
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -21,7 +23,8 @@ from brx.runs.lock import is_locked
 from brx.runs.trajectory import first_difference, trajectory_of
 from brx.sweep.cell import Cell
 
-LOG = "log.txt"
+LOG = "log.txt"  # of all starts of the cell
+START_OF_LOG = "==== started "
 FAILURE = "failed.txt"
 MOST_KEPT = 10_000  # configurations of cells that are kept in memory, of some kilobytes each
 TAIL_BYTES = 16_384  # enough of the end of metrics.jsonl to hold its last complete line
@@ -106,7 +109,8 @@ def iterations_done(folder: Path) -> int:
 
 
 def prepare_folder(cell: Cell) -> None:
-    """Write the config.yaml from which `brx train FOLDER --resume` starts.
+    """Write the config.yaml from which `brx train FOLDER --resume` starts, and a line into the log,
+    below which this start's output will stand.
 
     Raises:
         UserError: the folder holds another run.
@@ -115,7 +119,9 @@ def prepare_folder(cell: Cell) -> None:
     log = cell.folder / LOG
     with write_errors_in_one_line(log):
         cell.folder.mkdir(parents=True, exist_ok=True)
-        log.open("ab").close()  # the cell's process would have no place to say that it cannot
+        # Here, since the cell's process would have no place to say that it cannot.
+        with log.open("a", encoding="utf-8") as file:
+            file.write(_start_of_log())
     with write_errors_in_one_line(cell.folder / FAILURE):
         (cell.folder / FAILURE).unlink(missing_ok=True)
     check_same_run(cell)
@@ -123,6 +129,11 @@ def prepare_folder(cell: Cell) -> None:
     # It is written for a continued run, too, because that run may have been told to stop earlier
     # than the sweep asks.
     write_text(path, dump_config(cell.config))
+
+
+def _start_of_log() -> str:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"{START_OF_LOG}{now} on {socket.gethostname()}\n"
 
 
 def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
@@ -142,7 +153,8 @@ def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     if code == 0:
         return State.DONE, ""
     how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
-    reason = f"{how}: {_last_message(cell.folder / LOG)}"
+    message = _last_message(cell.folder / LOG)
+    reason = f"{how}: {message}" if message else how
     write_text(cell.folder / FAILURE, reason + "\n")
     return State.FAILED, reason
 
@@ -156,11 +168,13 @@ def failure_of(cell: Cell) -> str:
 
 
 def _last_message(log: Path) -> str:
-    """The last message of brx in a log; without one, the last line."""
+    """The last message of brx since the cell's last start; without one, the last line."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+    _, _, since_start = text.rpartition(START_OF_LOG)
+    _, *lines = since_start.strip().splitlines() or [""]
     for line in reversed(lines):
         if line.startswith("brx: "):
             return line.removeprefix("brx: ")

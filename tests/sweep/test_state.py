@@ -52,6 +52,33 @@ def test_log_that_cannot_be_written_is_told_before_the_cell_starts(done):
         state.prepare_folder(done)
 
 
+def test_log_keeps_what_earlier_starts_wrote(done):
+    log = done.folder / "log.txt"
+    earlier = log.read_text() + "brx: error: no room\n"
+    log.write_text(earlier)
+    state.prepare_folder(done)
+    later = log.read_text().removeprefix(earlier)
+    assert later.startswith("==== started ")
+    assert later.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("", "killed by SIGKILL"),
+        ("loading\n", "killed by SIGKILL: loading"),
+        ("brx: error: no room\nbye\n", "killed by SIGKILL: error: no room"),
+    ],
+)
+def test_failure_is_explained_by_its_own_start_alone(written, expected, done):
+    log = done.folder / "log.txt"
+    log.write_text("brx: error: of an earlier start\n")
+    state.prepare_folder(done)
+    with log.open("a") as file:
+        file.write(written)
+    assert state.outcome_of(done, -9) == (state.State.FAILED, expected)
+
+
 def test_changed_configuration_of_a_cell_is_seen(done):
     state.state_of(done)
     config = done.folder / "config.yaml"
