@@ -132,6 +132,21 @@ def test_excluded_repetition_is_not_run(tmp_path):
     assert [cell.config.training.seed for cell in repetitions] == [0]
 
 
+def test_nothing_is_chosen_where_every_cell_failed(tmp_path, capsys):
+    sweep = searching(tmp_path, second=[])
+    for cell in sweep.cells:
+        prepare_folder(cell)
+        write_losses(cell.folder)
+        write_json(cell.folder / "summary.json", {"status": "failed", "iteration": 1})
+        (cell.folder / "failed.txt").write_text("exit code 1: no room\n")
+    _, repetitions = choices_and_repetitions(sweep, tried_cells(sweep))
+    assert repetitions == []
+    assert main(["sweep", str(sweep.path), "--jobs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "nothing is chosen: every cell failed" in printed
+    assert printed.count("no room") == len(sweep.cells)
+
+
 def combinations_of(cells):
     return [(cell.config.optimizer.lr, cell.config.optimizer.beta1) for cell in cells]
 
