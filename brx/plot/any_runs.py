@@ -17,6 +17,7 @@ from brx.plot.style import (
     factor_axis,
     finish_panel,
     legend_below,
+    legend_below_all,
     legend_entries,
     line_style,
     look_of,
@@ -340,7 +341,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         # A run may lack some of the metrics, so that no single panel need have all lines.
         handles, names = legend_entries(figure.axes)
-        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+        legend_below_all(figure, handles, names, columns=min(4, len(names)))
         what = "and their range" if is_alone else f"of {SMOOTHED} measurements each"
         caption = (
             f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
@@ -368,8 +369,12 @@ def _smoothed(values: Array) -> Array:
 
 
 def _staleness_of(folder: Path) -> dict[str, _Series]:
-    """A run's metrics of staleness by name; UserError for one that is not a number or None per
-    stage."""
+    """A run's metrics of staleness by name, at the iterations at which a stage that is shown has a
+    number.
+
+    Raises:
+        UserError: a metric is not a number or None per stage.
+    """
     run = read_run(folder)
     records = read_staleness(run.path)
     delays = np.array([delay.tau for delay in run.delays])
@@ -378,24 +383,27 @@ def _staleness_of(folder: Path) -> dict[str, _Series]:
         is_shown = np.full(len(delays), True)
     measures = {}
     for name in STALENESS_PANELS:
-        known = []
+        iterations = []
+        by_stage = []
         for record in records:
-            if _has_number(record, name, len(delays), folder):
-                known.append(record)
-        if known:
-            measures[name] = _Series(
-                iterations=np.array([record["iteration"] for record in known], dtype=float),
-                by_stage=np.array([record[name] for record in known], dtype=float)[:, is_shown],
-            )
+            numbers = _numbers_by_stage(record, name, len(delays), folder)[is_shown]
+            if np.isfinite(numbers).any():
+                iterations.append(record["iteration"])
+                by_stage.append(numbers)
+        if by_stage:
+            measures[name] = _Series(np.array(iterations, dtype=float), np.array(by_stage))
     return measures
 
 
-def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path) -> bool:
-    """Whether a record has the metric for at least one stage; UserError if it is not a number or
-    None per stage."""
+def _numbers_by_stage(record: dict[str, Any], name: str, num_stages: int, folder: Path) -> Array:
+    """A metric of a record, a number per stage; NaN where a stage has none.
+
+    Raises:
+        UserError: it is not a number or None per stage.
+    """
     numbers = record.get(name)
     if numbers is None:
-        return False
+        return np.full(num_stages, np.nan)
     is_list = isinstance(numbers, list) and len(numbers) == num_stages
     if not is_list or not all(isinstance(number, float | int | None) for number in numbers):
         raise UserError(
@@ -403,4 +411,4 @@ def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path
             f"{counted(num_stages, 'number')}, one per stage; restore the file, or train the run "
             f"again"
         )
-    return any(number is not None for number in numbers)
+    return np.array(numbers, dtype=np.float64)
