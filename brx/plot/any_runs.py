@@ -184,8 +184,8 @@ def draw_all_targets(
     """
     compared = with_reference(chosen, reference_stages)
     deepest = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
-    ends = compared[compared[DEPTH].isin((deepest, reference_stages))]
-    ratios = _ratios_by_target(ends, deepest, reference_stages)
+    shown = compared[compared[DEPTH].isin((deepest, reference_stages))]
+    ratios = _ratios_by_target(shown, deepest, reference_stages)
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
@@ -197,44 +197,47 @@ def draw_all_targets(
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)
-        least_slowed = ratios.groupby("target")["ratio"].idxmin()  # a row per target
-        wins = ratios.loc[least_slowed, "method"].value_counts()
-        title = (
-            f"{look_of(wins.index[0]).label}: least slowed down at {wins.iloc[0]} of "
-            f"{NUM_TARGETS} targets"
-        )
         y_label = f"slowdown at P = {deepest}"
+        title = _least_slowed_title(ratios)
         finish_panel(axes, "target training loss (nats)", y_label, title, columns=3)
         caption = (
             f"Slowdown at P = {deepest} against the target loss. A line ends where runs no longer "
             "reach the target."
         )
         command = "brx slowdown RUNS --all-targets FIGURE"
-        return save(figure, path, caption, command=command, details={"runs": list(ends.index)})
+        return save(figure, path, caption, command=command, details={"runs": list(shown.index)})
 
 
-def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> pd.DataFrame:
+def _least_slowed_title(ratios: pd.DataFrame) -> str:
+    """A title that names the method that is slowed down least at most targets."""
+    least_slowed = ratios.groupby("target")["ratio"].idxmin()  # a row per target
+    wins = ratios.loc[least_slowed, "method"].value_counts()
+    label = look_of(wins.index[0]).label
+    return f"{label}: least slowed down at {wins.iloc[0]} of {NUM_TARGETS} targets"
+
+
+def _ratios_by_target(runs: pd.DataFrame, deepest: int, reference_stages: int) -> pd.DataFrame:
     """Slowdowns at each target, without those that are only lower bounds.
 
     Args:
-        ends: runs at P = `most` and at P = `reference_stages`.
-        most: the largest number of stages.
+        runs: rows at P = `deepest` and at P = `reference_stages`.
+        deepest: the largest number of stages.
         reference_stages: P of the reference runs.
 
     Raises:
         UserError: there are none.
     """
-    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(ends)]
+    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(runs)]
     # The first target is the highest loss that an experiment has after a twentieth of its run.
     early_losses = [float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed]
-    finals = ends[ends[DEPTH] == most].groupby("experiment")["train_loss"].mean()
+    finals = runs[runs[DEPTH] == deepest].groupby("experiment")["train_loss"].mean()
     targets = np.linspace(max(early_losses), finals.min(), NUM_TARGETS)
-    tables = [slowdowns(ends, float(target), reference_stages) for target in targets]
+    tables = [slowdowns(runs, float(target), reference_stages) for target in targets]
     ratios = pd.concat(tables, ignore_index=True)
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     if ratios.empty:
         raise UserError(
-            f"--all-targets: at no target do runs at P = {most} have a slowdown, only bounds"
+            f"--all-targets: at no target do runs at P = {deepest} have a slowdown, only bounds"
         )
     return ratios
 

@@ -71,7 +71,7 @@ _PALETTE = (
 )
 """Colours of methods that `METHOD_LOOKS` does not have, in this order."""
 
-GROUP_COLORS = (_BLUE, _RED, GREY)
+CLAIM_COLORS = (_BLUE, _RED, GREY)
 """Colours of verdicts on the paper's claims: yes, no, not tried."""
 
 COLUMN_WIDTH_IN = 3.4  # inches
