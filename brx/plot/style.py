@@ -242,6 +242,7 @@ def _fit_legend(make: Callable[[int], Legend], columns: int, room: float) -> Non
     more_pixels = legend.get_window_extent().height - height_before
     if more_pixels > 0:
         figure = legend.figure
+        assert isinstance(figure, Figure)  # brx has no figures within figures
         figure.set_figheight(figure.get_figheight() + more_pixels / figure.dpi)
 
 
