@@ -46,13 +46,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
         RunError: the folder cannot be written to, the disk is full, or `path` is a folder or a
-            device.
+            device, or has too long a name.
     """
-    # A rename would put a file in the place of /dev/null.
-    if path.is_dir():
-        raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    if path.exists() and not path.is_file():
-        raise cannot_write(path, OSError(errno.EINVAL, "not an ordinary file"))
+    with write_errors_in_one_line(path):
+        _check_replaceable(path)
     temporary = temporary_for(path)
     try:
         with temporary.open("wb") as file:
@@ -71,6 +68,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # a read-only folder refuses this as well
             temporary.unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    """OSError if no ordinary file can take the place of `path`: a rename would put one in the place
+    of /dev/null."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not an ordinary file")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -116,8 +116,8 @@ def read_arrays(path: Path, *, most_bytes: int = MOST_ARRAY_BYTES) -> dict[str, 
     Raises:
         Damaged: it is no such file, or its arrays take more than `most_bytes`.
     """
-    _check_ordinary(path)
     try:
+        _check_ordinary(path)
         with zipfile.ZipFile(path) as file:
             compressed = max((entry.compress_size for entry in file.infolist()), default=0)
             if compressed > path.stat().st_size:
@@ -174,9 +174,11 @@ def read_tensors(path: Path, device: Any = "cpu") -> Any:
     """
     import torch  # slow to load, and reading loss curves does not need it
 
-    _check_ordinary(path)
     try:
+        _check_ordinary(path)
         return torch.load(path, map_location=device, weights_only=True)
+    except Damaged:
+        raise
     except OSError as error:
         raise Damaged(f"cannot be read: {error.strerror}") from None
     except Exception as error:

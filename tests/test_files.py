@@ -77,6 +77,11 @@ def test_folder_is_not_replaced(name, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_name_that_is_too_long_is_one_line(tmp_path):
+    with pytest.raises(RunError, match="x: cannot be written: File name too long"):
+        write_text(tmp_path / ("x" * 256), "text")
+
+
 def test_pipes_and_devices_are_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

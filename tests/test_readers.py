@@ -121,6 +121,12 @@ def test_pipe_is_not_waited_for(read, tmp_path):
         read(tmp_path / "file")
 
 
+@pytest.mark.parametrize("read", [read_json, read_arrays, read_tensors])
+def test_impossible_name_ends_in_one_line(read, tmp_path):
+    with pytest.raises(Damaged, match="File name too long"):
+        read(tmp_path / ("x" * 256))
+
+
 def test_endless_line_is_refused():
     with pytest.raises(Damaged, match="a line has more than 10 characters"):
         list(lines_of(io.StringIO("short\n" + "x" * 11), most=10))

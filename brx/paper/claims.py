@@ -24,7 +24,7 @@ from brx.paper.evidence import LEAST_ACCURATE, Evidence
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale
 from brx.paper.strict import Strict
-from brx.plot.style import GROUP_COLORS
+from brx.plot.style import CLAIM_COLORS
 from brx.runs.comparison import BASELINES
 from brx.runs.trajectory import SEED
 
@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[ClaimRule, ...]] = {
     "directions": ("direction", "order of norms"),
     "formulas": ("closed form",),
 }
-_BLUE, _RED, _GREY = GROUP_COLORS
+_BLUE, _RED, _GREY = CLAIM_COLORS
 VERDICT_COLORS: dict[StrictOrUntried, str] = {
     "yes": _BLUE,
     "no": _RED,

@@ -13,48 +13,48 @@ from brx.model.sizes import Sizes, blocks_forward_flops, stage_forward_flops, st
 from brx.model.stage import partition
 
 
-def stages_sizes(config: RunConfig, own: Sequence[int]) -> dict[int, Sizes]:
+def stages_sizes(config: RunConfig, stages: Sequence[int]) -> dict[int, Sizes]:
     """The parameters of some stages of a run, by stage."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
     return {
         index: stage_sizes(config.model, config.data.vocabulary_size, blocks[index])
-        for index in own
+        for index in stages
     }
 
 
-def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
+def forward_flops(config: RunConfig, stages: Sequence[int]) -> int:
     """The operations of a micro-batch's forward pass through some stages of a run."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
     vocabulary_size = config.data.vocabulary_size
     batch = config.training.batch_size
     return sum(
-        stage_forward_flops(config.model, vocabulary_size, blocks[index], batch) for index in own
+        stage_forward_flops(config.model, vocabulary_size, blocks[index], batch) for index in stages
     )
 
 
-def recomputed_flops(config: RunConfig, own: Sequence[int]) -> int:
+def recomputed_flops(config: RunConfig, stages: Sequence[int]) -> int:
     """The operations that a micro-batch's backward pass through some stages repeats: with
     `pipeline.recompute`, the forward passes of their blocks. The head is never recomputed."""
     if not config.pipeline.recompute:
         return 0
     blocks = partition(config.model.blocks, config.pipeline.stages)
     batch = config.training.batch_size
-    return sum(blocks_forward_flops(config.model, blocks[index], batch) for index in own)
+    return sum(blocks_forward_flops(config.model, blocks[index], batch) for index in stages)
 
 
-def pass_flops(config: RunConfig, own: Sequence[int]) -> int:
+def pass_flops(config: RunConfig, stages: Sequence[int]) -> int:
     """The operations of a micro-batch's passes through some stages: the forward pass, twice as much
     for the backward pass, and recomputation."""
-    return 3 * forward_flops(config, own) + recomputed_flops(config, own)
+    return 3 * forward_flops(config, stages) + recomputed_flops(config, stages)
 
 
-def update_products(config: RunConfig, own: Sequence[int]) -> Products:
+def update_products(config: RunConfig, stages: Sequence[int]) -> Products:
     """The method's own matrix products for some stages of a run, per update on average."""
     if is_own(config):
         counted = trial_of(config).product_flops
-        return Products(others=sum(counted.get(index, 0.0) for index in own))
+        return Products(others=sum(counted.get(index, 0.0) for index in stages))
     total = Products()
-    for sizes in stages_sizes(config, own).values():
+    for sizes in stages_sizes(config, stages).values():
         total = total.plus(products_of(config, sizes))
     return total
 
@@ -73,12 +73,12 @@ def _products(optimizer: OptimizerConfig, shape: tuple[int, ...]) -> Products:
     return find_method(RunConfig(optimizer=optimizer)).products(shape)
 
 
-def update_flops(config: RunConfig, own: Sequence[int]) -> float:
+def update_flops(config: RunConfig, stages: Sequence[int]) -> float:
     """The operations of `update_products`."""
-    return update_products(config, own).total
+    return update_products(config, stages).total
 
 
-def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
+def rank_flops(config: RunConfig, stages: Sequence[int]) -> float:
     """The operations of one rank in an iteration: forward and backward passes, recomputation, and
     the method's own products."""
-    return config.pipeline.accumulation * pass_flops(config, own) + update_flops(config, own)
+    return config.pipeline.accumulation * pass_flops(config, stages) + update_flops(config, stages)

@@ -141,8 +141,8 @@ def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
     longest = max(experiment.delay for experiment in measurements.experiments)
     for asked in (delay, longest):
         lowest = {
-            method: _lowest(measurements, own, asked)
-            for method, own in by_method(measurements).items()
+            method: _lowest(measurements, experiments, asked)
+            for method, experiments in by_method(measurements).items()
         }
         lowest_of_any = min(lowest.values())
         if lowest_of_any < math.inf:

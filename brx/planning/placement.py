@@ -1,84 +1,18 @@
 """Checks whether a run fits into the memory of its devices, so that one that does not is refused
-before it starts. Also measures the time of its stages on a device, for `pipeline.balance: time`."""
+before it starts."""
 
-import resource
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.model.head import loss_of
-from brx.model.sizes import distinct_blocks
-from brx.model.stage import Stage, make_stage, partition
 from brx.pipeline.world import World
 from brx.planning.cuts import possible_cuts
+from brx.planning.free_memory import free_memory
 from brx.planning.margin import MARGIN, usable
-from brx.planning.plan import Moment, RankMemory, plan_memory
-
-REPEATS = 7
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-
-
-def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
-    """The seconds of each stage's passes on a device. Embedding, blocks and head are measured
-    separately, because with GPT-2's vocabulary the head takes as long as several blocks."""
-    model = config.model
-    vocabulary_size = config.data.vocabulary_size
-    shape = (config.training.batch_size, model.sequence_length)
-    tokens = torch.zeros(shape, dtype=torch.int64, device=device)  # (B, S)
-    stream = torch.randn(*shape, model.width, device=device, requires_grad=True)  # (B, S, D)
-
-    def part(block: int) -> Stage:
-        """A stage of one block; the first one has the embedding, too, and the last one the head."""
-        return make_stage(model, vocabulary_size, range(block, block + 1), seed=0).to(device)
-
-    recompute = config.pipeline.recompute
-    like = distinct_blocks(model)
-    seconds = {}
-    for block in set(like.values()):
-        (module,) = part(block).blocks.values()
-        run = partial(checkpoint, module, use_reentrant=False) if recompute else module
-        seconds[block] = _seconds(partial(_output, run, stream), device)
-    blocks = partition(model.blocks, config.pipeline.stages)
-    costs = [sum(seconds[like[block]] for block in own) for own in blocks]
-    embedding = part(0).embedding
-    head = part(model.blocks - 1).head
-    assert embedding is not None
-    assert head is not None
-    costs[0] += _seconds(lambda: embedding(tokens).sum(), device)
-    costs[-1] += _seconds(lambda: loss_of(head, stream, tokens, vocabulary_size), device)
-    return costs
-
-
-def _output(
-    block: Callable[[Tensor], Any],
-    stream: Tensor,  # (B, S, D)
-) -> Tensor:
-    """The sum of a block's output."""
-    output = block(stream)
-    total: Tensor = output[0].sum() if isinstance(output, tuple) else output.sum()
-    return total
-
-
-def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
-    """The median time of a forward and backward pass."""
-    seconds = []
-    for _ in range(1 + REPEATS):
-        started = time.perf_counter()
-        torch.autograd.backward(forward())
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])  # the first one warms up
+from brx.planning.plan import Phase, RankMemory, plan_memory
 
 
 def check_memory(
@@ -132,67 +66,10 @@ def check_memory(
     )
 
 
-def present(moment: Moment) -> list[tuple[str, int]]:
-    """The items of a moment that take memory, the largest first."""
-    items = [(name, size) for name, size in moment.items.items() if size]
+def present(phase: Phase) -> list[tuple[str, int]]:
+    """The items of a phase that take memory, the largest first."""
+    items = [(name, size) for name, size in phase.items.items() if size]
     return sorted(items, key=lambda item: -item[1])
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a device, or of the machine for a CPU; None if that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = (_available_on_host(), _available_in_container(), _available_in_address_space())
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _available_on_host() -> int | None:
-    words = _words(Path("/proc/meminfo"))
-    if "MemAvailable:" not in words:
-        return None
-    kilobytes = int(words[words.index("MemAvailable:") + 1])
-    return 1024 * kilobytes
-
-
-def _available_in_container() -> int | None:
-    """The memory left under the limit of the control group (version 2, or 1); cached files count as
-    free."""
-    versions = (
-        (CONTROL_GROUPS, "memory.max", "memory.current"),
-        (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    )
-    for folder, limit_name, used_name in versions:
-        limit = _words(folder / limit_name)
-        if not limit or not limit[0].isdigit():  # no such version, or no limit ("max")
-            continue
-        used = _words(folder / used_name)
-        num_used = int(used[0]) if used else 0
-        # memory.stat has a name and a number per line.
-        words = _words(folder / "memory.stat")
-        counts = dict(zip(words[::2], words[1::2], strict=False))
-        cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
-        return max(0, int(limit[0]) - num_used + int(cached))
-    return None
-
-
-def _available_in_address_space() -> int | None:
-    """The memory left under a limit on address space (`ulimit -v`, as batch systems set it)."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    words = _words(Path("/proc/self/statm"))
-    if limit == resource.RLIM_INFINITY or not words:
-        return None
-    num_pages = int(words[0])  # size of the whole address space
-    return max(0, limit - num_pages * resource.getpagesize())
-
-
-def _words(path: Path) -> list[str]:
-    """The words of a file; none if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:
-        return []
 
 
 def size_text(num_bytes: float) -> str:

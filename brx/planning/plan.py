@@ -79,8 +79,8 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A time at which a rank's memory may peak."""
+class Phase:
+    """A part of an iteration in which a rank's memory may peak, such as an update."""
 
     name: str
     items: Mapping[str, int]
@@ -122,12 +122,12 @@ class RankMemory:
     on a GPU it is not part of the peak."""
     host: int
     """Memory of the machine that a rank on a GPU takes: rings and the copy for a checkpoint."""
-    times: Sequence[Moment]
+    phases: Sequence[Phase]
 
     @property
-    def fullest(self) -> Moment:
-        """The moment at which most memory is taken."""
-        return max(self.times, key=lambda moment: moment.total)
+    def fullest(self) -> Phase:
+        """The phase in which most memory is taken."""
+        return max(self.phases, key=lambda phase: phase.total)
 
     @property
     def peak(self) -> int:
@@ -159,8 +159,8 @@ def plan_memory(
         check_devices(stage_delays(config.pipeline), ranges)
         in_flight = range(len(ranges), 0, -1)
     ranks = []
-    for own, most in zip(ranges, in_flight, strict=True):
-        ranks.append(_Rank(config, device_type, own, len(ranges), most).memory())
+    for stages, most in zip(ranges, in_flight, strict=True):
+        ranks.append(_Rank(config, device_type, stages, len(ranges), most).memory())
     return ranks
 
 
@@ -176,21 +176,21 @@ class _Rank:
         self,
         config: RunConfig,
         device_type: str,
-        own: Sequence[int],
+        stages: Sequence[int],
         num_ranks: int,
         in_flight: float,
     ) -> None:
         self.config = config
         self.device_type = device_type
-        self.own = own
+        self.stages = stages
         self.num_ranks = num_ranks
         self.in_flight = in_flight
-        self.has_first = 0 in own
-        self.has_last = config.pipeline.stages - 1 in own
+        self.has_first = 0 in stages
+        self.has_last = config.pipeline.stages - 1 in stages
         self.blocks = partition(config.model.blocks, config.pipeline.stages)
         self.delays = stage_delays(config.pipeline)
-        self.sizes = stages_sizes(config, own)
-        self.by_stage = [self._stage(index) for index in own]
+        self.sizes = stages_sizes(config, stages)
+        self.by_stage = [self._stage(index) for index in stages]
 
     def memory(self) -> RankMemory:
         config = self.config
@@ -208,10 +208,10 @@ class _Rank:
         always |= {"links": links, "communicators": communicators}
         if self.device_type != "cuda":
             always["checkpoint"] = checkpoint
-        times = self._times(passes, update, logits, graphs, probe)
+        phases = self._phases(passes, update, logits, graphs, probe)
         host_rings = sum(stage.host_rings for stage in self.by_stage)
         return RankMemory(
-            stages=self.own,
+            stages=self.stages,
             by_stage=self.by_stage,
             num_parameters=self._sum("num_parameters"),
             **{part: self._sum(part) for part in STAGE_PARTS},
@@ -223,7 +223,7 @@ class _Rank:
             graphs=graphs,
             checkpoint=checkpoint,
             host=host_rings + checkpoint if self.device_type == "cuda" else 0,
-            times=[_with(moment, always) for moment in times],
+            phases=[_with(phase, always) for phase in phases],
         )
 
     def _head_bytes(self) -> tuple[int, int]:
@@ -237,39 +237,39 @@ class _Rank:
         logits = head_bytes(model, vocabulary_size, batch, bf16=bf16)
         return logits, early_gradient_bytes(model, vocabulary_size, batch)
 
-    def _passes(self, logits: int, early_gradients: int) -> list[Moment]:
-        """The moments of a micro-batch's passes, with what they need at most."""
+    def _passes(self, logits: int, early_gradients: int) -> list[Phase]:
+        """The phases of a micro-batch's passes, with what they need at most."""
         in_passes = {"activations": self._sum("activations"), "early gradients": early_gradients}
         return [
-            Moment("the loss", {**in_passes, "logits": logits}),
-            Moment("a backward pass", {**in_passes, "gradients in a block": self._in_a_block()}),
+            Phase("the loss", {**in_passes, "logits": logits}),
+            Phase("a backward pass", {**in_passes, "gradients in a block": self._in_a_block()}),
         ]
 
-    def _times(
+    def _phases(
         self,
-        passes: Sequence[Moment],
+        passes: Sequence[Phase],
         update: int,
         logits: int,
         graphs: int,
         probe: _Probe | None,
-    ) -> list[Moment]:
-        """All moments at which the rank may need the most, without what it always has."""
+    ) -> list[Phase]:
+        """All phases in which the rank may need the most, without what it always has."""
         others = {"activations in flight": self._activations_across_an_update()}
-        times = [
-            Moment("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
-            Moment("an update", {**others, "update": update}),
+        phases = [
+            Phase("the arrival of gradients", {**others, "arriving": self._arriving_bytes()}),
+            Phase("an update", {**others, "update": update}),
         ]
         if graphs:
             # The first updates and refreshes run outside of graphs, and so does every validation.
-            times += [
-                Moment("an update outside of graphs", times[-1].items),
-                Moment("a validation", {"logits": logits}),
+            phases += [
+                Phase("an update outside of graphs", phases[-1].items),
+                Phase("a validation", {"logits": logits}),
             ]
         if probe is not None:
-            times += probe.moments(passes, self._fresh_sum(), self._sum("gradients"), update)
-            passes = [_with(moment, {"older updates": probe.older}) for moment in passes]
-        times = [*passes, *times]
-        return self._beside_the_pool(times, graphs) if graphs else times
+            phases += probe.phases(passes, self._fresh_sum(), self._sum("gradients"), update)
+            passes = [_with(phase, {"older updates": probe.older}) for phase in passes]
+        phases = [*passes, *phases]
+        return self._beside_the_pool(phases, graphs) if graphs else phases
 
     def _sum(self, part: str) -> int:
         return sum(getattr(stage, part) for stage in self.by_stage)
@@ -329,7 +329,7 @@ class _Rank:
         gradients = 6 * boundary_bytes(self.config)
         if not self.config.pipeline.recompute:
             return gradients
-        own_blocks = [block for index in self.own for block in self.blocks[index]]
+        own_blocks = [block for index in self.stages for block in self.blocks[index]]
         return gradients + max(map(self._block_bytes, own_blocks))
 
     def _activations_across_an_update(self) -> int:
@@ -346,11 +346,11 @@ class _Rank:
         the update's gradients."""
         config = self.config
         arriving = sum(
-            _in_use_bytes(config, self.delays[index], self.sizes[index]) for index in self.own
+            _in_use_bytes(config, self.delays[index], self.sizes[index]) for index in self.stages
         )
         if config.pipeline.accumulation > 1 and ring_matrix_dtype(config) == torch.bfloat16:
             # From the second micro-batch on, bf16 gradients are cast before they are added.
-            for index in self.own:
+            for index in self.stages:
                 if self._is_delayed(index):
                     arriving += FP32 * _num_cast_elements(self.sizes[index])
         return arriving
@@ -359,7 +359,7 @@ class _Rank:
         """The probe's sum of fresh gradients, from its second micro-batch on."""
         return self._sum("gradients") if self.config.pipeline.accumulation > 1 else 0
 
-    def _graph_bytes(self, passes: Sequence[Moment], update: int) -> int:
+    def _graph_bytes(self, passes: Sequence[Phase], update: int) -> int:
         """The memory pool that all CUDA graphs use in turn: as large as the working memory of the
         largest graph."""
         if not self.config.runtime.graphs or self.device_type != "cuda":
@@ -367,11 +367,11 @@ class _Rank:
         sizes = [update] if self._is_rotation else []
         # With several devices, passes wait for messages, which no graph can hold.
         if self.num_ranks == 1:
-            sizes += [moment.total for moment in passes]
+            sizes += [phase.total for phase in passes]
         return max(sizes, default=0)
 
-    def _beside_the_pool(self, times: Sequence[Moment], graphs: int) -> list[Moment]:
-        """The same moments. Those outside of graphs have the graphs' pool in addition, because
+    def _beside_the_pool(self, phases: Sequence[Phase], graphs: int) -> list[Phase]:
+        """The same phases. Those outside of graphs have the graphs' pool in addition, because
         nothing else can use its memory."""
         held: set[str] = set()
         if self._is_rotation:
@@ -379,7 +379,7 @@ class _Rank:
         if self.num_ranks == 1:
             held |= {"the loss", "a backward pass", "the arrival of gradients"}
         pool = {"graphs": graphs}
-        return [moment if moment.name in held else _with(moment, pool) for moment in times]
+        return [phase if phase.name in held else _with(phase, pool) for phase in phases]
 
     @property
     def _is_rotation(self) -> bool:
@@ -412,8 +412,8 @@ class _Rank:
         return sum(stage.saved for stage in self.by_stage) + older
 
 
-def _with(moment: Moment, more: Mapping[str, int]) -> Moment:
-    return Moment(moment.name, {**more, **moment.items})
+def _with(phase: Phase, more: Mapping[str, int]) -> Phase:
+    return Phase(phase.name, {**more, **phase.items})
 
 
 def boundary_bytes(config: RunConfig) -> int:
@@ -519,23 +519,23 @@ class _Probe:
     def kept(self) -> int:
         return self.older + self.before + self.bases
 
-    def moments(
-        self, passes: Sequence[Moment], fresh_sum: int, gradients: int, update: int
-    ) -> list[Moment]:
-        """The times of a measured update; its second pass is another micro-batch's `passes`."""
+    def phases(
+        self, passes: Sequence[Phase], fresh_sum: int, gradients: int, update: int
+    ) -> list[Phase]:
+        """The phases of a measured update; its second pass is another micro-batch's `passes`."""
         always = {"older updates": self.older, "weights before": self.before}
         second = [
-            _with(Moment(f"{moment.name} of the probe", moment.items), {"fresh sum": fresh_sum})
-            for moment in passes
+            _with(Phase(f"{phase.name} of the probe", phase.items), {"fresh sum": fresh_sum})
+            for phase in passes
         ]
         comparison = {"fresh gradients": gradients, "products": self.products}
         measured = {"bases before": self.bases, "update": max(update, self.before)}
-        times = [
+        phases = [
             *second,
-            Moment("the comparison of gradients", comparison),
-            Moment("a measured update", measured),
+            Phase("the comparison of gradients", comparison),
+            Phase("a measured update", measured),
         ]
-        return [_with(moment, always) for moment in times]
+        return [_with(phase, always) for phase in phases]
 
 
 def _num_basis_elements(config: RunConfig, sizes: Sizes) -> int:

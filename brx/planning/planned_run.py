@@ -130,8 +130,8 @@ class PlannedRun:
             return replace(self, config=config)
         config = _resized(self.config, num_blocks, num_stages, num_micro_batches, delay=0)
         delays = []
-        for rank, own in enumerate(planned_ranges(config)):
-            delays += [num_stages - 1 - rank] * len(own)
+        for rank, stages in enumerate(planned_ranges(config)):
+            delays += [num_stages - 1 - rank] * len(stages)
         pipeline = config.pipeline.model_copy(update={"delay": delays})
         return replace(self, config=config.model_copy(update={"pipeline": pipeline}))
 
@@ -182,7 +182,7 @@ class PlannedRun:
     def _block_counts(self, ranges: Sequence[range]) -> list[int]:
         """The blocks of each rank."""
         blocks = partition(self.config.model.blocks, self.config.pipeline.stages)
-        return [sum(len(blocks[stage]) for stage in own) for own in ranges]
+        return [sum(len(blocks[stage]) for stage in stages) for stages in ranges]
 
     def seconds(self, cut: Cut) -> float | None:
         """The time of an update in seconds; None if the throughput is not known."""
@@ -228,8 +228,8 @@ class PlannedRun:
         ranges = planned_ranges(config)
         count = config.pipeline.accumulation
         transfer = self._transfer(config)
-        times = tuple(pass_flops(config, own) / self.unit for own in ranges)
-        updates = tuple(self._update(config, own, cost) for own in ranges)
+        times = tuple(pass_flops(config, stages) / self.unit for stages in ranges)
+        updates = tuple(self._update(config, stages, cost) for stages in ranges)
         no_updates = (0.0,) * len(ranges)
         elapsed = asynchronous_elapsed(times, updates, count, transfer)
         passes_alone = asynchronous_elapsed(times, no_updates, count, transfer)
@@ -279,17 +279,19 @@ class PlannedRun:
             return None
         ranks = []
         for rank in range(self.num_ranks):
-            own = [chunks[chunk] for chunk in schedule.chunks(rank, self.num_ranks)]
-            ranks.append([stage for chunk in own for stage in chunk])
+            stages: list[int] = []
+            for chunk in schedule.chunks(rank, self.num_ranks):
+                stages += chunks[chunk]
+            ranks.append(stages)
         # The next step waits for the update of the busiest rank.
-        update = max(self._update(sized, own, cost) for own in ranks)
+        update = max(self._update(sized, stages, cost) for stages in ranks)
         cut = Cut(name, count, pace.elapsed + update, 1.0 - 1.0 / pace.elapsed)
         return _PlannedCut(cut, sized, ranks, pace.in_flight)
 
-    def _update(self, config: RunConfig, own: Sequence[int], cost: float | None) -> float:
+    def _update(self, config: RunConfig, stages: Sequence[int], cost: float | None) -> float:
         if cost is None:
-            return update_flops(config, own) / self.unit
-        return cost * config.pipeline.accumulation * pass_flops(config, own) / self.unit
+            return update_flops(config, stages) / self.unit
+        return cost * config.pipeline.accumulation * pass_flops(config, stages) / self.unit
 
     def _transfer(self, config: RunConfig) -> float:
         """The time that the stream takes from one device to the next, in units of a `Cut`; 0 if the
@@ -368,18 +370,18 @@ def _resized(
 def time_lines(run: PlannedRun) -> list[str]:
     """Operations, and the times of one and of all iterations, also for the best synchronous cut."""
     lines = [*run.cut_lines, _flops_line(run)]
-    ours = run.asynchronous({}, None)
-    lines.append(_time_line(run, ours))
+    asynchronous = run.asynchronous({}, None)
+    lines.append(_time_line(run, asynchronous))
     if run.is_assumed:
         lines.append(ASSUMED_LINE)
     if run.num_ranks > 1:
-        lines.append(_synchronous_line(run, ours))
+        lines.append(_synchronous_line(run, asynchronous))
     return lines
 
 
 def _flops_line(run: PlannedRun) -> str:
     config = run.config
-    by_rank = [rank_flops(config, own) for own in planned_ranges(config)]
+    by_rank = [rank_flops(config, stages) for stages in planned_ranges(config)]
     model = training_flops(config.model, config.data.vocabulary_size, run.examples)
     extra = sum(by_rank) - model
     share = max(by_rank) / sum(by_rank)
@@ -389,8 +391,8 @@ def _flops_line(run: PlannedRun) -> str:
     )
 
 
-def _time_line(run: PlannedRun, ours: Cut) -> str:
-    seconds = run.seconds(ours)
+def _time_line(run: PlannedRun, asynchronous: Cut) -> str:
+    seconds = run.seconds(asynchronous)
     if seconds is None or run.throughput is None:
         return (
             "For the time, give --throughput (FLOP/s per device as measured, or a device's name)."
@@ -408,18 +410,18 @@ def _hours(run: PlannedRun, seconds: float) -> float:
     return seconds * run.config.training.last_iteration / 3600
 
 
-def _synchronous_line(run: PlannedRun, ours: Cut) -> str:
+def _synchronous_line(run: PlannedRun, asynchronous: Cut) -> str:
     best = first_that_fits(run.synchronous({}, None), run.memory)
     if best is None:
         return "No synchronous cut of the same examples fits."
     assert best.memory is not None
-    ratio = best.time / ours.time
-    seconds = run.seconds(ours)
+    ratio = best.time / asynchronous.time
+    seconds = run.seconds(asynchronous)
     took = "" if seconds is None else f": {_hours(run, seconds) * ratio:.3g} h"
     return (
         f"The best synchronous cut of the same {counted(run.examples, 'example')}, "
         f"{best.schedule} with {counted(best.num_micro_batches, 'micro-batch')}, takes "
         f"{ratio:.2f} times as long per iteration{took}, and {size_text(best.memory)}. Its devices "
-        f"wait for {best.idle:.0%} of the passes' time (asynchronously {ours.idle:.0%}: for the "
-        f"busiest)."
+        f"wait for {best.idle:.0%} of the passes' time (asynchronously {asynchronous.idle:.0%}: "
+        f"for the busiest)."
     )

@@ -89,12 +89,12 @@ class _RankSeconds(NamedTuple):
 def _rank_seconds(config: RunConfig, rates: StepRates) -> list[_RankSeconds]:
     """The times of every rank at these rates."""
     ranks = []
-    for own in planned_ranges(config):
-        products = update_products(config, own)
+    for stages in planned_ranges(config):
+        products = update_products(config, stages)
         update = products.rotations / rates.rotations
         update += products.covariances / rates.covariances
         update += products.refreshes / rates.refreshes
-        ranks.append(_RankSeconds(pass_flops(config, own) / rates.passes, update))
+        ranks.append(_RankSeconds(pass_flops(config, stages) / rates.passes, update))
     return ranks
 
 

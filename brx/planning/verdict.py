@@ -181,21 +181,21 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     Raises:
         UserError: the loss is above those that were measured.
     """
-    experiments = by_method(measurements)
+    experiments_of = by_method(measurements)
     costs = _costs(measurements, question)
     devices = question.devices
     spread = seed_spread(measurements, question.loss)
 
     references: dict[str, Iterations] = {}  # without delay, of the methods that reach the loss
-    for method, own in experiments.items():
-        reference = _reached_without_delay(measurements, own, question.loss)
+    for method, experiments in experiments_of.items():
+        reference = _reached_without_delay(measurements, experiments, question.loss)
         if reference is not None:
             references[method] = reference
 
     synchronous: list[Option] = []
     for method, reference in references.items():
         cost = costs[method]
-        cuts = devices.synchronous(experiments[method][0].settings, cost)
+        cuts = devices.synchronous(experiments_of[method][0].settings, cost)
         if cut := first_that_fits(cuts, devices.memory):
             synchronous.append(_synchronous(cut, method, reference, spread, cost))
     synchronous.sort(key=lambda option: option.time)
@@ -203,13 +203,13 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     asynchronous: list[Option] = []
     unmeasured: dict[str, tuple[float, ...]] = {}
     too_large: list[str] = []
-    for method, own in experiments.items():
+    for method, experiments in experiments_of.items():
         cost = costs[method]
-        delayed = iterations_at(measurements, own, question.delay, question.loss)
+        delayed = iterations_at(measurements, experiments, question.delay, question.loss)
         if delayed is None:
-            unmeasured[method] = tuple(sorted(experiment.delay for experiment in own))
+            unmeasured[method] = tuple(sorted(experiment.delay for experiment in experiments))
             continue
-        cut = first_that_fits([devices.asynchronous(own[0].settings, cost)], devices.memory)
+        cut = first_that_fits([devices.asynchronous(experiments[0].settings, cost)], devices.memory)
         if cut is None:
             too_large.append(method)
             continue
@@ -219,7 +219,7 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     return Verdict(
         question,
         synchronous,
-        _by_schedule(synchronous, experiments, devices),
+        _by_schedule(synchronous, experiments_of, devices),
         asynchronous,
         too_large,
         unmeasured,
@@ -248,14 +248,14 @@ def _reached_without_delay(
 
 def _by_schedule(
     synchronous: Sequence[Option],
-    experiments: Mapping[str, Sequence[Experiment]],
+    experiments_of: Mapping[str, Sequence[Experiment]],  # by method
     devices: EqualStages | PlannedRun,
 ) -> list[Option]:
     """Each schedule with its best cut, for the fastest synchronous method."""
     if not synchronous:
         return []
     fastest = synchronous[0]
-    settings = experiments[fastest.method][0].settings
+    settings = experiments_of[fastest.method][0].settings
     best: dict[str, Option] = {}
     for cut in devices.synchronous(settings, fastest.cost):
         if cut.schedule not in best and first_that_fits([cut], devices.memory):

@@ -17,6 +17,7 @@ from brx.plot.style import (
     factor_axis,
     finish_panel,
     legend_below,
+    legend_below_all,
     legend_entries,
     line_style,
     look_of,
@@ -183,8 +184,8 @@ def draw_all_targets(
     """
     compared = with_reference(chosen, reference_stages)
     deepest = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
-    ends = compared[compared[DEPTH].isin((deepest, reference_stages))]
-    ratios = _ratios_by_target(ends, deepest, reference_stages)
+    shown = compared[compared[DEPTH].isin((deepest, reference_stages))]
+    ratios = _ratios_by_target(shown, deepest, reference_stages)
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
@@ -196,44 +197,47 @@ def draw_all_targets(
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)
-        least_slowed = ratios.groupby("target")["ratio"].idxmin()  # a row per target
-        wins = ratios.loc[least_slowed, "method"].value_counts()
-        title = (
-            f"{look_of(wins.index[0]).label}: least slowed down at {wins.iloc[0]} of "
-            f"{NUM_TARGETS} targets"
-        )
         y_label = f"slowdown at P = {deepest}"
+        title = _least_slowed_title(ratios)
         finish_panel(axes, "target training loss (nats)", y_label, title, columns=3)
         caption = (
             f"Slowdown at P = {deepest} against the target loss. A line ends where runs no longer "
             "reach the target."
         )
         command = "brx slowdown RUNS --all-targets FIGURE"
-        return save(figure, path, caption, command=command, details={"runs": list(ends.index)})
+        return save(figure, path, caption, command=command, details={"runs": list(shown.index)})
 
 
-def _ratios_by_target(ends: pd.DataFrame, most: int, reference_stages: int) -> pd.DataFrame:
+def _least_slowed_title(ratios: pd.DataFrame) -> str:
+    """A title that names the method that is slowed down least at most targets."""
+    least_slowed = ratios.groupby("target")["ratio"].idxmin()  # a row per target
+    wins = ratios.loc[least_slowed, "method"].value_counts()
+    label = look_of(wins.index[0]).label
+    return f"{label}: least slowed down at {wins.iloc[0]} of {NUM_TARGETS} targets"
+
+
+def _ratios_by_target(runs: pd.DataFrame, deepest: int, reference_stages: int) -> pd.DataFrame:
     """Slowdowns at each target, without those that are only lower bounds.
 
     Args:
-        ends: runs at P = `most` and at P = `reference_stages`.
-        most: the largest number of stages.
+        runs: rows at P = `deepest` and at P = `reference_stages`.
+        deepest: the largest number of stages.
         reference_stages: P of the reference runs.
 
     Raises:
         UserError: there are none.
     """
-    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(ends)]
+    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(runs)]
     # The first target is the highest loss that an experiment has after a twentieth of its run.
     early_losses = [float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed]
-    finals = ends[ends[DEPTH] == most].groupby("experiment")["train_loss"].mean()
+    finals = runs[runs[DEPTH] == deepest].groupby("experiment")["train_loss"].mean()
     targets = np.linspace(max(early_losses), finals.min(), NUM_TARGETS)
-    tables = [slowdowns(ends, float(target), reference_stages) for target in targets]
+    tables = [slowdowns(runs, float(target), reference_stages) for target in targets]
     ratios = pd.concat(tables, ignore_index=True)
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     if ratios.empty:
         raise UserError(
-            f"--all-targets: at no target do runs at P = {most} have a slowdown, only bounds"
+            f"--all-targets: at no target do runs at P = {deepest} have a slowdown, only bounds"
         )
     return ratios
 
@@ -340,7 +344,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         # A run may lack some of the metrics, so that no single panel need have all lines.
         handles, names = legend_entries(figure.axes)
-        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+        legend_below_all(figure, handles, names, columns=min(4, len(names)))
         what = "and their range" if is_alone else f"of {SMOOTHED} measurements each"
         caption = (
             f"Mean over the delayed stages, {what}; signs of the attention and MLP matrices. Runs: "
@@ -368,8 +372,12 @@ def _smoothed(values: Array) -> Array:
 
 
 def _staleness_of(folder: Path) -> dict[str, _Series]:
-    """A run's metrics of staleness by name; UserError for one that is not a number or None per
-    stage."""
+    """A run's metrics of staleness by name, at the iterations at which a stage that is shown has a
+    number.
+
+    Raises:
+        UserError: a metric is not a number or None per stage.
+    """
     run = read_run(folder)
     records = read_staleness(run.path)
     delays = np.array([delay.tau for delay in run.delays])
@@ -378,24 +386,27 @@ def _staleness_of(folder: Path) -> dict[str, _Series]:
         is_shown = np.full(len(delays), True)
     measures = {}
     for name in STALENESS_PANELS:
-        known = []
+        iterations = []
+        by_stage = []
         for record in records:
-            if _has_number(record, name, len(delays), folder):
-                known.append(record)
-        if known:
-            measures[name] = _Series(
-                iterations=np.array([record["iteration"] for record in known], dtype=float),
-                by_stage=np.array([record[name] for record in known], dtype=float)[:, is_shown],
-            )
+            numbers = _numbers_by_stage(record, name, len(delays), folder)[is_shown]
+            if np.isfinite(numbers).any():
+                iterations.append(record["iteration"])
+                by_stage.append(numbers)
+        if by_stage:
+            measures[name] = _Series(np.array(iterations, dtype=float), np.array(by_stage))
     return measures
 
 
-def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path) -> bool:
-    """Whether a record has the metric for at least one stage; UserError if it is not a number or
-    None per stage."""
+def _numbers_by_stage(record: dict[str, Any], name: str, num_stages: int, folder: Path) -> Array:
+    """A metric of a record, a number per stage; NaN where a stage has none.
+
+    Raises:
+        UserError: it is not a number or None per stage.
+    """
     numbers = record.get(name)
     if numbers is None:
-        return False
+        return np.full(num_stages, np.nan)
     is_list = isinstance(numbers, list) and len(numbers) == num_stages
     if not is_list or not all(isinstance(number, float | int | None) for number in numbers):
         raise UserError(
@@ -403,4 +414,4 @@ def _has_number(record: dict[str, Any], name: str, num_stages: int, folder: Path
             f"{counted(num_stages, 'number')}, one per stage; restore the file, or train the run "
             f"again"
         )
-    return any(number is not None for number in numbers)
+    return np.array(numbers, dtype=np.float64)

@@ -30,11 +30,14 @@ from brx.curvature.norm_result import (
     shares_of_original,
 )
 from brx.curvature.oscillation import DIRECTIONS, Oscillation, representative
+from brx.names import figure_label
 from brx.plot.style import (
     COLUMN_WIDTH_IN,
     draw_points,
     factor_axis,
     legend_below,
+    legend_below_all,
+    legend_entries,
     line_style,
     look_of,
     new_figure,
@@ -368,7 +371,7 @@ def _markers_of(points: pd.DataFrame) -> dict[str, str]:
 def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
     """Explain markers (profiles) and colours (methods) in the legend, by lines without points."""
     for profile, marker in _markers_of(points).items():
-        label = profile_words(profile)
+        label = figure_label(profile_words(profile))
         axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=label)
     for method in points["method"].unique():
         axes.plot([], [], color=look_of(method).color, label=look_of(method).label)
@@ -417,11 +420,8 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
         rows[0, 2].set_title("variance (hollow: random)")
         for axes in rows[-1][:2]:
             axes.set_xlabel("iterations after the checkpoint")
-        lines = {}
-        for row in rows:
-            for line in row[0].get_legend_handles_labels()[0]:
-                lines[line.get_label()] = line
-        figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
+        handles, labels = legend_entries(rows[:, 0])
+        legend_below_all(figure, handles, labels, columns=len(labels))
         caption = (
             "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way "
             "(of a method's first seed, the middle one), and their variances. Filled: along the "

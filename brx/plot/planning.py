@@ -41,6 +41,12 @@ FORWARD_COLOR = "#9CC9E8"
 BACKWARD_COLOR = "#A5D6A7"
 UPDATE_COLOR = "#D62728"
 
+# In `draw_schedules`, rows are one unit apart.
+BAR_HEIGHT = 0.8
+VERSIONS_Y = -0.85  # names of weight versions, below the row of the first stage
+ARROW_Y = 0.45  # just above the row
+ARROW_TEXT_Y = 1.35
+
 # P and M of the grid of `brx verdict`.
 STAGES = (2, 4, 8, 16, 32)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -108,21 +114,23 @@ def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, t
     axes.set_title(title, loc="left")
     num_ranks = len(timed)
     for rank, entries in enumerate(timed):
-        _draw_row(axes, entries, num_ranks - 1 - rank, window)
+        y = num_ranks - 1 - rank
+        _draw_row(axes, entries, y, window)
     labels = [f"stage {rank + 1}" for rank in reversed(range(num_ranks))]
     axes.set_yticks(range(num_ranks), labels)
     _frame(axes, window, num_ranks)
 
 
-def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float) -> None:
-    """Draw the actions of a device that begin within the window, centred at y = `height`."""
+def _draw_row(axes: Axes, entries: Sequence[Timed], y: float, window: float) -> None:
+    """Draw the actions of a device that begin within the window, centred at `y`."""
+    bottom = y - BAR_HEIGHT / 2
     for entry in entries:
         if entry.start >= window:
             continue
         if entry.action.kind == "U":
             axes.plot(
                 entry.start,
-                height - 0.4,
+                bottom,
                 "o",
                 color=UPDATE_COLOR,
                 markersize=3,
@@ -133,11 +141,11 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
         color = FORWARD_COLOR if entry.action.kind == "F" else BACKWARD_COLOR
         width = min(entry.end, window) - entry.start
         axes.add_patch(
-            Rectangle((entry.start, height - 0.4), width, 0.8, facecolor=color, edgecolor="white")
+            Rectangle((entry.start, bottom), width, BAR_HEIGHT, facecolor=color, edgecolor="white")
         )
         axes.text(
             entry.start + width / 2,
-            height,
+            y,
             str(entry.action.number),
             ha="center",
             va="center",
@@ -159,7 +167,7 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
             number = entry.action.number
             axes.text(
                 entry.start,
-                -0.85,
+                VERSIONS_Y,
                 f"$w_{{{number}}}$",
                 ha="center",
                 va="center",
@@ -168,8 +176,8 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
             )
     axes.annotate(
         "",
-        xy=(update.start, 0.45),
-        xytext=((forward.start + forward.end) / 2, 0.45),
+        xy=(update.start, ARROW_Y),
+        xytext=((forward.start + forward.end) / 2, ARROW_Y),
         arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.12", "linewidth": 0.9},
     )
     text = (
@@ -177,7 +185,8 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
         rf"micro-batch {micro_batch}"
         rf" at $w_{{{max(0, micro_batch - 1 - tau)}}}$: delay {tau}"
     )
-    axes.text((forward.end + update.start) / 2, 1.35, text, ha="center", va="center", fontsize=7)
+    middle = (forward.end + update.start) / 2
+    axes.text(middle, ARROW_TEXT_Y, text, ha="center", va="center", fontsize=7)
     axes.set_title("(c) delay at stage 1", loc="left")
     axes.set_yticks([0], ["stage 1"])
     _frame(axes, window, 1)

@@ -3,8 +3,9 @@
 import logging
 import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -21,11 +22,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.files import replacing, write_json, write_text
+from brx.files import replacing, write_errors_in_one_line, write_json, write_text
 from brx.names import figure_label
 
 # fontTools warns about the dates of fonts when matplotlib writes a PDF.
@@ -68,7 +71,7 @@ _PALETTE = (
 )
 """Colours of methods that `METHOD_LOOKS` does not have, in this order."""
 
-GROUP_COLORS = (_BLUE, _RED, GREY)
+CLAIM_COLORS = (_BLUE, _RED, GREY)
 """Colours of verdicts on the paper's claims: yes, no, not tried."""
 
 COLUMN_WIDTH_IN = 3.4  # inches
@@ -78,6 +81,7 @@ DPI = 200
 VARYING_METADATA = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}
 _MISSING_GLYPH = re.compile(r"Glyph (\d+) .* missing from")  # a warning of matplotlib
 SHORT_LABEL = 10  # characters; a legend of such labels has room for two columns under a panel
+FEWEST_CHARACTERS = 10  # a line of a label or title is not made shorter than this
 
 
 class Look(NamedTuple):
@@ -187,9 +191,78 @@ def new_figure(
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    """Put the legend under the panel, below the ticks and label of the x axis."""
-    # The padding, in units of the font size, leaves room for the ticks and the label.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
+    """Put the legend under the panel, below the ticks and label of the x axis.
+
+    It has at most `columns` columns and is no wider than the panel's place in the figure."""
+
+    def make(num_columns: int) -> Legend:
+        # The padding, in units of the font size, leaves room for the ticks and the label.
+        return axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=num_columns
+        )
+
+    _fit_legend(make, columns, _room_of(axes))
+
+
+def legend_below_all(
+    figure: Figure, handles: Sequence[Artist], labels: Sequence[str], columns: int
+) -> None:
+    """Put one legend under all panels. It has at most `columns` columns and is no wider than the
+    figure."""
+
+    def make(num_columns: int) -> Legend:
+        return figure.legend(handles, labels, loc="outside lower center", ncols=num_columns)
+
+    _fit_legend(make, columns, figure.bbox.width)
+
+
+def _fit_legend(make: Callable[[int], Legend], columns: int, room: float) -> None:
+    """Draw a legend with as many columns as fit.
+
+    Run names may be so long that one column does not fit; their labels get several lines. A legend
+    wider than the figure would be cut off, and the layout engine would shrink the panel to nothing.
+    The figure becomes taller by what the legend takes in addition.
+
+    Args:
+        make: draws the legend with a number of columns.
+        columns: the largest number of columns.
+        room: the largest width, in pixels.
+    """
+    legend = make(columns)
+    height_before = legend.get_window_extent().height
+    while legend.get_window_extent().width > room and columns > 1:
+        legend.remove()
+        columns -= 1
+        legend = make(columns)
+    texts = legend.get_texts()
+    longest = max(text.get_window_extent().width for text in texts)
+    handle_and_margins = legend.get_window_extent().width - longest
+    for text in texts:
+        break_into_lines(text, room - handle_and_margins)
+    more_pixels = legend.get_window_extent().height - height_before
+    if more_pixels > 0:
+        figure = legend.figure
+        assert isinstance(figure, Figure)  # brx has no figures within figures
+        figure.set_figheight(figure.get_figheight() + more_pixels / figure.dpi)
+
+
+def break_into_lines(text: Text, room: float) -> None:
+    """Break the lines of a text that are wider than `room` pixels."""
+    lines = text.get_text().splitlines()
+    most = max(map(len, lines), default=0)  # characters per line
+    while text.get_window_extent().width > room and most > FEWEST_CHARACTERS:
+        most = int(0.9 * most)
+        broken = "\n".join(textwrap.fill(line, most) for line in lines)
+        # `\$` is one character, a dollar sign (`figure_label`).
+        text.set_text(broken.replace("\\\n$", "\n\\$"))
+
+
+def _room_of(axes: Axes) -> float:
+    """The width of a panel's place in the figure, in pixels."""
+    place = axes.get_subplotspec()
+    num_places = 1 if place is None else place.get_gridspec().ncols
+    width: float = axes.figure.bbox.width
+    return width / num_places
 
 
 def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
@@ -241,8 +314,10 @@ def finish_panel(
 ) -> None:
     """Set labels (with units) and title, and put a legend below, where it covers no curve.
 
-    By default the legend has two columns if its labels are short."""
+    By default the legend has two columns if its labels are short. Otherwise, `columns` is the
+    largest number."""
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    break_into_lines(axes.title, _room_of(axes))
     _, labels = axes.get_legend_handles_labels()
     if not labels:
         return
@@ -297,7 +372,8 @@ def save(
     """
     if path.name in ("", ".."):
         raise UserError(f"{path}: is a folder; name the figure, without suffix")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_errors_in_one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     files = []
     with _missing_characters_told(path):
         _fix_layout(figure)

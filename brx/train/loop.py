@@ -30,7 +30,8 @@ from brx.pipeline.delay import shortfall
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
 from brx.planning.cuts import assign
-from brx.planning.placement import check_memory, measure_stage_costs
+from brx.planning.placement import check_memory
+from brx.planning.stage_times import measure_stage_costs
 from brx.progress import ProgressBar, tell
 from brx.runs import checkpoint
 from brx.runs.checkpoint import (

@@ -11,7 +11,7 @@ from brx.cli.main import main
 from brx.paper import claims
 from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN
-from brx.plot.style import GROUP_COLORS, new_figure
+from brx.plot.style import CLAIM_COLORS, new_figure
 from tests.paper.helpers import LAPTOP, row, write_method
 
 TABLES = Path(__file__).parents[2] / "results" / "tables"
@@ -276,7 +276,7 @@ def test_bars_count_the_strict_verdicts(drawn):
 
 
 def test_numbers_are_rows_by_strict_verdict(points):
-    blue, red, grey = GROUP_COLORS
+    blue, red, grey = CLAIM_COLORS
     assert [line.get_color() for line in points] == [blue, red, grey]
 
 

@@ -13,7 +13,6 @@ from brx.planning.placement import (
     check_memory,
     fit_line,
     fits,
-    measure_stage_costs,
     size_text,
     smallest_num_ranks,
     what_would_fit,
@@ -24,14 +23,6 @@ from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
 CPU = torch.device("cpu")
-
-
-def test_measured_costs_see_the_head(tmp_path):
-    config = tiny_config(tmp_path, "data.tokenizer=gpt2", "model.width=32", "training.batch_size=4")
-    costs = measure_stage_costs(config, CPU)
-    assert len(costs) == 4
-    assert min(costs) > 0
-    assert costs[3] > 3 * costs[1]
 
 
 @pytest.mark.parametrize("memory", [6e9, 16e9, 30e9, 45e9])
@@ -126,48 +117,6 @@ def test_gpus_of_one_machine_share_nothing(four_ranks, monkeypatch):
     monkeypatch.setattr(placement, "free_memory", lambda device: peaks[2])
     own = check_memory(config, torch.device("cuda"), FourRanksOnTwoMachines(), ranges)
     assert own.peak == peaks[2]
-
-
-OLD = {
-    "memory.limit_in_bytes": "900",
-    "memory.usage_in_bytes": "100",
-    "memory.stat": "inactive_file 1\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (
-            {
-                "memory.max": "1000",
-                "memory.current": "700",
-                "memory.stat": "anon 5\ninactive_file 50\n",
-            },
-            350,
-        ),
-        ({"memory.max": "1000", "memory.current": "1200"}, 0),
-        ({"memory.max": "max", "memory.current": "700"}, None),
-        ({f"memory/{name}": text for name, text in OLD.items()}, 801),
-        (
-            {
-                "memory/" + name: text + "total_inactive_file 20\n" * ("stat" in name)
-                for name, text in OLD.items()
-            },
-            820,
-        ),
-        ({}, None),
-    ],
-)
-def test_free_memory_of_a_container(files, expected, tmp_path, monkeypatch):
-    on_host = placement.free_memory(CPU)
-    assert on_host is None or on_host > 2**20
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(placement, "CONTROL_GROUPS", tmp_path)
-    monkeypatch.setattr(placement, "_available_on_host", lambda: None)
-    assert placement.free_memory(CPU) == expected
 
 
 def test_full_device_leaves_no_margin():

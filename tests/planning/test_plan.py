@@ -282,7 +282,7 @@ def batches_of(config):
 def test_updates_that_the_probe_keeps_are_counted(every, delay):
     config = small("model.width=8", f"pipeline.delay={delay}", f"logging.staleness_every={every}")
     (rank,) = plan_memory(config, "cpu")
-    (planned,) = {moment.items.get("older updates") for moment in rank.times} - {None}
+    (planned,) = {phase.items.get("older updates") for phase in rank.phases} - {None}
     assembly = assemble(config, batches_of(config))
     kept = 0
     for step in assembly.engine.run(1, lambda: 21):
@@ -371,9 +371,9 @@ def test_graphs_on_several_devices_hold_steps_alone():
 
 
 def bytes_at(name, *overrides, rank=0):
-    """The memory of a rank at a moment."""
+    """The memory of a rank at a phase."""
     of_rank = plan_memory(small(*overrides), "cuda")[rank]
-    (found,) = [moment.total for moment in of_rank.times if moment.name == name]
+    (found,) = [phase.total for phase in of_rank.phases if phase.name == name]
     return found
 
 
@@ -429,9 +429,9 @@ def test_only_nccl_has_communicators(overrides, device_type):
 @pytest.mark.parametrize("overrides", [*RUNS[::3], *SLOW_RUNS[::5]], ids=" ".join)
 def test_items_of_a_peak_add_up(overrides):
     (rank,) = plan_memory(small(*overrides), "cpu")
-    for moment in rank.times:
-        assert moment.total == sum(moment.items.values())
-    assert rank.peak == max(moment.total for moment in rank.times)
+    for phase in rank.phases:
+        assert phase.total == sum(phase.items.values())
+    assert rank.peak == max(phase.total for phase in rank.phases)
 
 
 def test_flops_are_those_that_torch_counts():

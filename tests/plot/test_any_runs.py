@@ -7,7 +7,9 @@ import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.plot.any_runs import draw_leaderboard, draw_staleness
+from brx.plot.any_runs import draw_curves, draw_leaderboard, draw_staleness
+from brx.plot.style import save
+from brx.runs.frames import load
 from tests.runs.helpers import ITERATIONS, write_run
 
 
@@ -50,6 +52,37 @@ def add_staleness(folder, **metrics):
 
 
 @pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn, still open."""
+    figures = []
+
+    def save_and_keep(figure, *rest, **settings):
+        figures.append(figure)
+        return save(figure, *rest, **settings)
+
+    monkeypatch.setattr("brx.plot.any_runs.save", save_and_keep)
+    return figures
+
+
+@pytest.mark.parametrize("length", [30, 110, 200])
+def test_long_names_leave_room_for_the_curves(length, drawn, tmp_path, recwarn):
+    for seed in range(3):
+        name = f"s{seed}-".ljust(length, "x")
+        write_run(tmp_path, name, f"training.seed={seed}", crosses_3_at=50 + seed)
+    draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    whole_figure = figure.bbox
+    for artist in (axes.get_legend(), axes.title):
+        box = artist.get_window_extent()
+        assert box.x0 >= whole_figure.x0
+        assert box.x1 <= whole_figure.x1
+        assert box.y0 >= whole_figure.y0
+    assert axes.get_window_extent().width > 0.7 * whole_figure.width
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.fixture
 def measured(tmp_path):
     """A run of four stages with one metric of staleness, not the one of the first panel."""
     folder = write_run(tmp_path, "measured").path
@@ -69,6 +102,15 @@ def test_run_without_staleness_is_named_and_left_out(measured, tmp_path, capsys)
 def test_legend_has_a_run_that_lacks_the_first_metric(measured, tmp_path):
     svg = draw_staleness([measured], tmp_path / "figure")[2]
     assert "PipeDream, P = 4" in svg.read_text()
+
+
+def test_metric_that_no_shown_stage_has_is_not_drawn(tmp_path, recwarn):
+    """The last stage has no delay, and is not shown."""
+    folder = write_run(tmp_path, "last").path
+    none_shown = [None, None, None, 0.5]
+    add_staleness(folder, stage_weight_distance=[0.3, 0.2, 0.1, 0], stage_basis_angle=none_shown)
+    draw_staleness([folder], tmp_path / "figure")
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 @pytest.mark.parametrize("numbers", [[0.3, 0.2], "0.3", [0.3, 0.2, 0.1, "0"]])

@@ -11,6 +11,7 @@ from brx.plot.curvature import (
     draw_effective_delay,
     draw_norms,
     draw_oscillation,
+    draw_profiles,
     draw_strategy_norms,
     profile_words,
 )
@@ -181,6 +182,14 @@ def test_one_slowdown_has_no_panel(drawn, delays_by_seed, tmp_path):
     draw_effective_delay(delays_by_seed, pd.DataFrame([POINT]), tmp_path / "figure")
     [(figure, _)] = drawn
     assert len(figure.axes) == 1
+
+
+def test_profile_is_in_the_legend_as_it_is_written(drawn, tmp_path):
+    """matplotlib hides labels that begin with `_`, and reads `$a$` as mathematics."""
+    draw_profiles(pd.DataFrame([POINT | {"profile": "_$a$.py:delays"}]), tmp_path / "figure")
+    [(figure, _)] = drawn
+    (legend,) = figure.legends
+    assert legend.texts[0].get_text().replace(r"\$", "$").strip() == "_$a$.py:delays"
 
 
 @pytest.fixture

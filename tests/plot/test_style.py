@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from brx.plot.style import METHOD_LOOKS, look_of, new_figure, save
+from brx.errors import RunError
+from brx.plot.style import METHOD_LOOKS, break_into_lines, look_of, new_figure, save
 
 # Machado, Oliveira and Fernandes (2009): what linear RGB becomes to the eyes of somebody without
 # one kind of cone.
@@ -62,6 +63,12 @@ def test_characters_that_the_font_lacks_are_told_in_one_line(tmp_path, capsys, r
     assert [str(one.message) for one in recwarn] == []
 
 
+def test_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with new_figure() as figure, pytest.raises(RunError, match="file is a file, not a folder"):
+        save(figure, tmp_path / "file" / "figure", "caption")
+
+
 def test_other_warnings_of_a_figure_are_shown(tmp_path, monkeypatch):
     def warn(figure):
         warnings.warn("something else", stacklevel=1)
@@ -69,3 +76,11 @@ def test_other_warnings_of_a_figure_are_shown(tmp_path, monkeypatch):
     monkeypatch.setattr("brx.plot.style._fix_layout", warn)
     with new_figure() as figure, pytest.warns(UserWarning, match="something else"):
         save(figure, tmp_path / "figure", "caption")
+
+
+def test_dollar_at_a_line_break_stays_escaped():
+    with new_figure() as figure:
+        text = figure.text(0, 0, "x" * 90 + r"\$\$\$\$\$\$\$\$" + "x" * 90)
+        for room in range(200, 400, 5):
+            break_into_lines(text, room)
+            assert text.get_text().count("$") == text.get_text().count(r"\$") == 8

@@ -9,7 +9,7 @@ import torch
 from brx.config.loading import preset_with
 from brx.config.schema import RuntimeConfig
 from brx.errors import RunError, UserError
-from brx.planning.placement import free_memory
+from brx.planning.free_memory import free_memory
 from brx.train.build import assemble
 from brx.train.device import check_compiler, out_of_memory_in_one_line
 

@@ -1,0 +1,50 @@
+"""The free memory of a machine is the least of what the host and the limits leave."""
+
+import pytest
+import torch
+
+from brx.planning import free_memory as module
+from brx.planning.free_memory import free_memory
+
+CPU = torch.device("cpu")
+
+OLD = {
+    "memory.limit_in_bytes": "900",
+    "memory.usage_in_bytes": "100",
+    "memory.stat": "inactive_file 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "memory.max": "1000",
+                "memory.current": "700",
+                "memory.stat": "anon 5\ninactive_file 50\n",
+            },
+            350,
+        ),
+        ({"memory.max": "1000", "memory.current": "1200"}, 0),
+        ({"memory.max": "max", "memory.current": "700"}, None),
+        ({f"memory/{name}": text for name, text in OLD.items()}, 801),
+        (
+            {
+                "memory/" + name: text + "total_inactive_file 20\n" * ("stat" in name)
+                for name, text in OLD.items()
+            },
+            820,
+        ),
+        ({}, None),
+    ],
+)
+def test_free_memory_of_a_container(files, expected, tmp_path, monkeypatch):
+    on_host = free_memory(CPU)
+    assert on_host is None or on_host > 2**20
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(module, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(module, "_available_on_host", lambda: None)
+    assert free_memory(CPU) == expected
