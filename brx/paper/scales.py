@@ -261,7 +261,8 @@ def at_best_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> p
 
 
 def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[str, str]:
-    """The experiment with the lowest loss, and a text such as `beta1 0.9 (0.9: 1.52, 0.95: 1.6)`.
+    """The experiment with the lowest loss, and a text such as `beta1 0.9 (0.8: 1.7, 0.9: 1.52,
+    0.95: 1.6)`, which says so if the best value is the lowest or highest tried.
 
     `losses` has the lowest loss of each experiment; an experiment without a loss counts as the
     worst."""
@@ -272,7 +273,9 @@ def _best_value(alike: pd.DataFrame, second: str, losses: pd.Series) -> tuple[st
     for experiment, value in values.sort_values().items():
         shown.append(f"{value:g}: {tried[experiment]:.3f}")
     name = second.rpartition(".")[2]
-    return best, f"{name} {values[best]:g} ({', '.join(shown)})"
+    is_at_edge = len(values) > 1 and values[best] in (values.min(), values.max())
+    mark = ", at the edge" if is_at_edge else ""
+    return best, f"{name} {values[best]:g}{mark} ({', '.join(shown)})"
 
 
 def _without_second_keys(runs: pd.DataFrame, second_keys: Mapping[str, str]) -> pd.Series:

@@ -3,7 +3,7 @@ of all other settings."""
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -123,9 +123,9 @@ def _neighbours(
     """The neighbours of a group's best combination, each on all seeds of the best: values are
     compared on the seeds that all of them have.
 
-    Yields one or two lists, in the order in which they are to be tried. The first has the next
-    value of `over` on either side, if the best value is the highest or lowest tried. The second has
-    the other second values. Excluded values are skipped.
+    Yields lists in the order in which they are to be tried: the next values of `over` on either
+    side, if the best value is the highest or lowest tried; the other second values; the next second
+    values, in the same way. Excluded values are skipped.
 
     Args:
         best: the cells of the best combination, one per seed.
@@ -134,30 +134,40 @@ def _neighbours(
     value = _value(best[0], rule)
     second_value = _second_value(best[0], rule)
     group_rows = scored[scored["group"] == _group(best[0], rule)]
-    tried = group_rows.loc[_is_second(group_rows, second_value), rule.over]
-    known = sorted({*rule.further, *group_rows[rule.over]})
 
     def with_values(key: str, values: Sequence[float]) -> list[Cell]:
         changes = [{key: changed} for changed in values]
         return sweep.varied_further(itertools.product(best, changes))
 
-    def first_not_excluded(values: Sequence[float]) -> list[Cell]:
-        for step in values:
-            cells = with_values(rule.over, [step])
+    def first_not_excluded(key: str, values: Sequence[float]) -> list[Cell]:
+        for each in values:
+            cells = with_values(key, [each])
             if cells:
                 return cells
         return []
 
-    nearest: list[Cell] = []
-    if value == tried.max():
-        nearest += first_not_excluded([step for step in known if step > value])
-    if value == tried.min():
-        nearest += first_not_excluded([step for step in reversed(known) if step < value])
-    yield nearest
+    has_second_value = _is_second(group_rows, second_value)
+    tried = group_rows.loc[has_second_value, rule.over]
+    known = {*rule.further, *group_rows[rule.over]}  # some only with other second values
+    higher, lower = _values_beyond(value, tried, known)
+    yield first_not_excluded(rule.over, higher) + first_not_excluded(rule.over, lower)
     second = rule.second_of(best[0].config)
-    if second is not None:
-        others = sorted({*second.values, *group_rows[SECOND]} - {second_value})
-        yield with_values(second.over, others)
+    if second is None:
+        return
+    others = sorted({*second.values, *group_rows[SECOND]} - {second_value})
+    yield with_values(second.over, others)
+    higher, lower = _values_beyond(second_value, group_rows[SECOND], second.further)
+    yield first_not_excluded(second.over, higher) + first_not_excluded(second.over, lower)
+
+
+def _values_beyond(
+    best: float, tried: pd.Series, known: Collection[float]
+) -> tuple[list[float], list[float]]:
+    """The known values above the best one if it is the highest tried, and those below it if it is
+    the lowest; the nearest ones first."""
+    higher = sorted(value for value in known if value > best) if best == tried.max() else []
+    lower = sorted(value for value in known if value < best) if best == tried.min() else []
+    return higher, lower[::-1]
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
@@ -266,6 +276,17 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
     }
     table = pd.DataFrame(columns)
     if rule.second:
+        second_at_edge = is_chosen & _is_second_at_edge(choices)
+        table.loc[second_at_edge & ~is_at_edge, "remark"] = "second value at the edge"
+        table.loc[second_at_edge & is_at_edge, "remark"] = "both at the edge: widen the grid"
         shown = choices[SECOND].map("{:g}".format).where(choices[SECOND].notna(), "")
         table.insert(2, "second value", shown)
     return table
+
+
+def _is_second_at_edge(choices: pd.DataFrame) -> pd.Series:
+    """Which rows have the lowest or highest of several second values of their group."""
+    of_group = choices.groupby("group")[SECOND]
+    is_lowest = choices[SECOND] == of_group.transform("min")
+    is_highest = choices[SECOND] == of_group.transform("max")
+    return (is_lowest | is_highest) & (of_group.transform("nunique") > 1)

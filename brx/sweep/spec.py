@@ -50,6 +50,9 @@ class Second(Section):
     """The key. The cells of the grid have its first value."""
     values: list[int | float] = Field(min_length=1)
     """The other values, tried with the best value of `choose.over`."""
+    further: list[int | float] = Field(default_factory=list)
+    """Values beyond these, tried one after another where the best value is the lowest or highest of
+    those tried."""
     where: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Only cells that have one of these values for each of these keys."""
 
@@ -222,7 +225,8 @@ class Sweep:
             for cell in self.cells:
                 second = choose.second_of(cell.config)
                 if second is not None:
-                    self.varied_further((cell, {second.over: value}) for value in second.values)
+                    values = [*second.values, *second.further]
+                    self.varied_further((cell, {second.over: value}) for value in values)
         repeat = self.spec.repeat
         if repeat is not None:
             repeated = [cell for cell in self.cells if matches(cell.config, repeat.where)]
@@ -329,7 +333,7 @@ def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
         beyond.setdefault(spec.choose.over, []).extend(spec.choose.further)
         second = spec.choose.second_of(cell.config)
         if second is not None:
-            beyond.setdefault(second.over, []).extend(second.values)
+            beyond.setdefault(second.over, []).extend([*second.values, *second.further])
     left_to_cell = {}  # the conditions that no value beyond the grid meets
     for key, wanted in entry.items():
         values = wanted if isinstance(wanted, list) else [wanted]

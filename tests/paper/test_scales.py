@@ -34,7 +34,7 @@ def experiments(tmp_path):
 
 def test_best_second_value_is_found_by_the_method(experiments):
     (text,) = experiments.find("pipedream", 1)["second"].unique()
-    assert text.startswith("beta1 0.95 ")
+    assert text.startswith("beta1 0.95, ")
 
 
 def test_its_best_rate_is_found(experiments):
@@ -52,12 +52,12 @@ def test_variant_does_not_name_the_second_value(experiments):
 def test_table_of_rates_has_every_second_value(experiments):
     table = TABLES["learning-rates"].make(experiments)
     (text,) = table["second setting (lowest loss of each value)"]
-    assert text == "beta1 0.95 (0.9: 1.900, 0.95: 1.500)"
+    assert text == "beta1 0.95, at the edge (0.9: 1.900, 0.95: 1.500)"
 
 
 def test_runs_at_one_rate_keep_the_choice(experiments):
     (text,) = experiments.at_rate(3e-3).find("pipedream", 1)["second"].unique()
-    assert text.startswith("beta1 0.95 ")
+    assert text.startswith("beta1 0.95, ")
 
 
 def test_slowdown_compares_ends_with_their_own_second_values(tmp_path):

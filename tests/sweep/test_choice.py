@@ -173,6 +173,42 @@ def test_better_second_gets_its_neighbouring_rates(tmp_path):
     assert {(3e-4, 0.8), (3e-3, 0.8)} < set(combinations_of(tried))
 
 
+def going_on(folder):
+    """A search whose second values go on beyond 0.8 and 0.95."""
+    further = [0.2, 0.6, 0.975, 0.9875]
+    second = {"over": "optimizer.beta1", "values": [0.8, 0.95], "further": further}
+    return searching(folder, second=[second])
+
+
+@pytest.mark.parametrize(
+    ("best", "further"),
+    [
+        (0.9, []),
+        (0.8, [0.6]),
+        (0.6, [0.6, 0.2]),
+        (0.975, [0.975, 0.9875]),
+        (0.9875, [0.975, 0.9875]),
+    ],
+)
+def test_second_values_go_on_from_an_end(best, further, tmp_path):
+    tried = run_to_the_end(going_on(tmp_path), lambda rate, beta1: bowl(rate, beta1, (1e-3, best)))
+    at_best_rate = [beta1 for rate, beta1 in combinations_of(tried) if rate == 1e-3]
+    assert at_best_rate == [0.9, 0.8, 0.95, *further]
+
+
+def test_second_value_that_fails_ends_the_search(tmp_path):
+    def loss_of(rate, beta1):
+        return math.inf if beta1 < 0.7 else bowl(rate, beta1, (1e-3, 0.6))
+
+    tried = run_to_the_end(going_on(tmp_path), loss_of)
+    assert min(beta1 for _, beta1 in combinations_of(tried)) == 0.6
+
+
+def test_further_second_value_gets_its_neighbouring_rates(tmp_path):
+    tried = run_to_the_end(going_on(tmp_path), lambda rate, beta1: bowl(rate, beta1, (1e-3, 0.6)))
+    assert {(3e-4, 0.6), (3e-3, 0.6)} < set(combinations_of(tried))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_neighbour_of_the_chosen_is_better(tmp_path, seed):
     losses = {}
@@ -249,6 +285,23 @@ def test_choice_table_has_the_second_value(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("best", "remark"),
+    [
+        ((1e-3, 0.9), ""),
+        ((1e-3, 0.8), "second value at the edge"),
+        ((3e-2, 0.9), "at the edge: widen the grid"),
+        ((3e-2, 0.95), "both at the edge: widen the grid"),
+    ],
+)
+def test_choice_at_an_edge_is_remarked(best, remark, tmp_path):
+    sweep = searching(tmp_path)
+    tried = run_to_the_end(sweep, lambda rate, beta1: bowl(rate, beta1, best))
+    table = choice_table(choose(tried, sweep.spec.choose), sweep.spec.choose)
+    assert table.loc[table["chosen"] == "yes", "remark"].tolist() == [remark]
+    assert (table.loc[table["chosen"] == "", "remark"] == "").all()
+
+
+@pytest.mark.parametrize(
     ("choice", "expected"),
     [
         ({"seed": 1}, "choose.seed: 1 is among the reported seeds of repeat.set"),
@@ -259,6 +312,10 @@ def test_choice_table_has_the_second_value(tmp_path):
         ),
         (
             {"second": [{"over": "optimizer.beta1", "values": [1.5]}]},
+            "optimizer.beta1: input should be less than 1",
+        ),
+        (
+            {"second": [{"over": "optimizer.beta1", "values": [0.8], "further": [1.5]}]},
             "optimizer.beta1: input should be less than 1",
         ),
         (
