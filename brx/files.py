@@ -158,6 +158,16 @@ def write_errors_in_one_line(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those around it, unless it is there.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    with write_errors_in_one_line(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def cannot_write(path: Path, error: OSError) -> RunError:
     """The error for a full disk, a read-only folder and the like."""
     return RunError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brx.errors import RunError
-from brx.files import replacing, write_text
+from brx.files import make_folder, replacing, write_text
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,15 @@ def test_pipes_and_devices_are_not_replaced(tmp_path):
     with pytest.raises(RunError, match="pipe: cannot be written: not an ordinary file"):
         write_text(pipe, "text")
     assert pipe.is_fifo()
+
+
+def test_folder_is_made_with_those_around_it(tmp_path):
+    for _ in range(2):
+        make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_folder_in_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file is a file, not a folder"):
+        make_folder(tmp_path / "file" / "folder")

@@ -23,7 +23,7 @@ from brx.cli.options import (
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import UserError, did_you_mean
-from brx.files import replacing
+from brx.files import make_folder, replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 """Figures that are drawn from any runs, unlike the paper's."""
@@ -167,7 +167,7 @@ def _draw_one_file(figure: str, draw: Callable[[Path], Iterable[Path]], out: Pat
             where = where / "figure"
         first = next(iter(draw(where)))
         image = first.with_suffix(out.suffix.lower()).read_bytes()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with replacing(out) as file:
         file.write(image)
     print(out)

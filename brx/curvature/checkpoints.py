@@ -16,7 +16,7 @@ from brx.curvature.hessian import Bases, Basis, Vectors
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
 from brx.errors import UserError, counted
-from brx.files import write_text
+from brx.files import make_folder, write_text
 from brx.model.stage import Stage, whole_model
 from brx.model.trace import drop_values
 from brx.pipeline.delay import depth
@@ -70,7 +70,7 @@ class Measured(BaseModel, frozen=True):
     def write(self, run: Path) -> None:
         """Write the measurement into a run's folder, one line per field."""
         path = self.path_in(run)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         lines = [
             f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.model_dump().items()
         ]

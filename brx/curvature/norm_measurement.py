@@ -49,7 +49,7 @@ from brx.curvature.norm_result import (
     strategy_of,
 )
 from brx.errors import RunError, UserError, counted
-from brx.files import replacing
+from brx.files import make_folder, replacing
 from brx.progress import ProgressBar
 from brx.readers import read_tensors
 from brx.runs.checkpoint import run_and_iteration
@@ -186,7 +186,7 @@ def _measure(task: _Task, jobs: int) -> NormResult:
         if known.settings == task.settings and known.norm_of_half is not None:
             return known
     checkpoint = task.load()
-    task.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(task.folder)
     state = _State(task, checkpoint)
     _add_products(state, task, checkpoint, jobs)
     result = _result(task, checkpoint, state)

@@ -26,6 +26,7 @@ from brx.curvature.checkpoints import (
 )
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError, counted
+from brx.files import make_folder
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.pipeline.delay import depth
 from brx.runs.checkpoint import read_manifest, run_and_iteration
@@ -124,7 +125,7 @@ def measure_oscillation(
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
     _check_training(checkpoint, settings.iterations)
     # If the folder cannot be written to, this fails before the work begins.
-    (run_path / "analysis").mkdir(exist_ok=True)
+    make_folder(run_path / "analysis")
     batches = list(checkpoint.batches(range(1, settings.batches + 1)))
     where = str(checkpoint.path)
 

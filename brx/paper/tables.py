@@ -17,7 +17,7 @@ import pandas as pd
 from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, counted, did_you_mean
-from brx.files import write_text
+from brx.files import make_folder, write_text
 from brx.paper.architectures import RUNS as ARCHITECTURE_RUNS
 from brx.paper.architectures import Study as Architectures
 from brx.paper.architectures import architecture_table, verdict_table
@@ -300,7 +300,7 @@ def make_tables(
 
 def write_table(table: Table, texts: pd.DataFrame, folder: Path) -> Path:
     """Write a table as NAME.csv and NAME.md; returns the path of NAME.md."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
     parts = (f"# {table.title}", table.legend, format_table(texts, "markdown"))

@@ -28,7 +28,7 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.files import replacing, write_errors_in_one_line, write_json, write_text
+from brx.files import make_folder, replacing, write_json, write_text
 from brx.names import figure_label
 
 # fontTools warns about the dates of fonts when matplotlib writes a PDF.
@@ -372,8 +372,7 @@ def save(
     """
     if path.name in ("", ".."):
         raise UserError(f"{path}: is a folder; name the figure, without suffix")
-    with write_errors_in_one_line(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     files = []
     with _missing_characters_told(path):
         _fix_layout(figure)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import brx
 from brx.config.parsing import dump_yaml
 from brx.errors import UserError, counted
-from brx.files import write_text
+from brx.files import make_folder, write_text
 from brx.paper.claims import (
     CLAIMS,
     Outcome,
@@ -140,7 +140,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     values = _template_values(experiments, contents_of(experiments, figure_folders))
     values["later"]["plotly"] = _packed(get_plotlyjs())
     page = environment.get_template("page.html").render(values)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_text(path, page)
 
 

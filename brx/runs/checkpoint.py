@@ -20,7 +20,14 @@ import torch
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
 from brx.errors import RunError, UserError, counted
-from brx.files import replacing, sync, sync_folder, write_errors_in_one_line, write_json
+from brx.files import (
+    make_folder,
+    replacing,
+    sync,
+    sync_folder,
+    write_errors_in_one_line,
+    write_json,
+)
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.readers import Damaged, read_json, read_tensors
 from brx.runs.folder import RunFolder
@@ -113,8 +120,7 @@ def write_stage(
         RunError: the folder cannot be written to, or the disk is full.
     """
     path = _temporary(run, iteration) / _stage_file(stage)
-    with write_errors_in_one_line(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)  # another rank may have made it
+    make_folder(path.parent)  # another rank may have made it
     with replacing(path) as file:
         writer = _SteadyWriter(file, path, on_written)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs `write` alone

@@ -14,7 +14,7 @@ from brx.config.loading import dump_config, load_config, read_mapping
 from brx.config.schema import DEFAULT_MODEL, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import DamagedRunError, UserError
-from brx.files import write_errors_in_one_line, write_text
+from brx.files import make_folder, write_text
 from brx.names import file_name, shown
 from brx.readers import parse_json, read_text
 from brx.runs.trajectory import first_difference, trajectory_of
@@ -78,8 +78,7 @@ class RunFolder:
             RunError: the folder cannot be written.
         """
         self.check(config, resume=resume)
-        with write_errors_in_one_line(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         write_text(self.config, dump_config(config))
 
 

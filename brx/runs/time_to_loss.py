@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from brx.config.loading import validate
 from brx.errors import UserError
-from brx.files import write_text
+from brx.files import make_folder, write_text
 from brx.readers import read_json
 from brx.runs.aspects import comparable, first_names, left_out
 from brx.runs.comparison import reached_by_seed
@@ -99,7 +99,7 @@ class Measurements(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     def write(self, path: Path) -> None:
         """Write the file, and its folder if there is none."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
     def reached(self, experiment: Experiment, loss: float) -> dict[int, Reached]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from brx.config.schema import LlamaConfig, RunConfig
 from brx.errors import UserError
-from brx.files import replacing, write_json
+from brx.files import make_folder, replacing, write_json
 from brx.runs.checkpoint import check_stage_files, iteration_of, read_manifest, read_stage
 from brx.runs.folder import name_of_run
 
@@ -72,7 +72,7 @@ def write_weights(run: Path, checkpoint: Path, config: RunConfig, to: Path) -> l
     weights = _newest_weights(checkpoint)
     if _plain_llama(config) is not None:
         weights = {_llama_name(name): weight for name, weight in weights.items()}
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(to.parent)
     _write_safetensors(to, weights)
     for path, content in contents.items():
         write_json(path, content)

@@ -16,7 +16,7 @@ import pandas as pd
 from brx.data.prepare import PreparedData, prepare
 from brx.environment import stop_signals
 from brx.errors import UserError, counted
-from brx.files import write_errors_in_one_line, write_text
+from brx.files import make_folder, write_text
 from brx.progress import duration, tell
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
@@ -98,8 +98,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         UserError, RunError: `_prepare_data` does; no cell has started then.
         KeyboardInterrupt: after every running cell has saved; the same call continues.
     """
-    with write_errors_in_one_line(sweep.out):
-        sweep.out.mkdir(parents=True, exist_ok=True)
+    make_folder(sweep.out)
     sweep = sweep.with_present_folders()
     failures: list[tuple[Cell, str]] = []
     with closing(launcher), closing(SweepDisplay()) as display:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from brx.config.loading import PRESETS, load_yaml_as
 from brx.errors import UserError
-from brx.files import write_json
+from brx.files import make_folder, write_json
 from brx.toy.angles import SweepConfig, draw_sweep, run_sweep
 from brx.toy.quadratic import QuadraticConfig, draw_quadratic, run_quadratic
 from brx.toy.spiral import SpiralConfig, draw_spiral, run_spiral
@@ -53,7 +53,7 @@ def run_toy(
         raise UserError(f"{file}: {error}") from None
     written = toy.draw(result, figure)
     if numbers is not None:
-        numbers.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(numbers.parent)
         write_json(numbers, result.numbers())
         written.append(numbers)
     return written

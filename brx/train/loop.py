@@ -23,6 +23,7 @@ from brx.config.user_code import allowed, fault, is_raised_in
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError, counted
+from brx.files import make_folder
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.checks import check_model_of
 from brx.model.stage import partition
@@ -635,7 +636,7 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
 def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
     """A profiler that records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the
     schedule's actions as named ranges. Call its `step` after each iteration."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"rank-{rank}.json"
     # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are
     # recorded.
