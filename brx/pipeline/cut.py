@@ -1,7 +1,7 @@
 """Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,7 +22,7 @@ class Part:
     """A block or a layer, which is never divided."""
 
     path: str  # its name in the model
-    parameters: tuple[str, ...]  # their names
+    parameters: tuple[str, ...]  # their names; several parts may hold a tied one
 
 
 def check_stages(model: nn.Module, trained: Sequence[str], stages: Stages) -> None:
@@ -198,29 +198,67 @@ def _evenly(
     model: nn.Module, num_stages: int, positions: Mapping[str, int]
 ) -> Callable[[str], int]:
     """A function from names to stages, with the parts cut evenly in the order of their use."""
-    tied = tied_places(model).keys()
-
-    def first_use(part: Part) -> int:
-        # A tied parameter may have been used by another part before.
-        own = [name for name in part.parameters if name not in tied] or part.parameters
-        return min(positions[name] for name in own)
-
-    parts = sorted(parts_for(model, num_stages), key=first_use)
+    parts = parts_for(model, num_stages)
+    owned = _owned(parts, tied_places(model), positions)
+    first_uses: list[int] = []
+    for names in owned:
+        if names:
+            first_uses.append(min(positions[name] for name in names))
+        else:  # all its parameters are another part's: it comes right after the part before it
+            first_uses.append(first_uses[-1] if first_uses else 0)
+    in_order = sorted(range(len(parts)), key=first_uses.__getitem__)
     # Part i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
     bounds = [(stage + 1) * len(parts) // num_stages for stage in range(num_stages)]
-    stage_of_part = [bisect_right(bounds, index) for index in range(len(parts))]
     stage_of: dict[str, int] = {}
-    for part, stage in zip(parts, stage_of_part, strict=True):
-        for name in part.parameters:
-            if name not in tied:
-                stage_of[name] = stage
-    # A parameter of no part, or of several, goes to the stage of the part that began last before it
-    # is used.
-    first_uses = [first_use(part) for part in parts]
+    for place, index in enumerate(in_order):
+        for name in owned[index]:
+            stage_of[name] = bisect_right(bounds, place)
+    # Any other parameter goes to the stage of the part that began last before it is used.
+    first_uses.sort()
     for name, position in positions.items():
         num_begun = bisect_right(first_uses, position)
-        stage_of.setdefault(name, stage_of_part[num_begun - 1] if num_begun else 0)
+        stage_of.setdefault(name, bisect_right(bounds, num_begun - 1) if num_begun else 0)
     return stage_of.__getitem__
+
+
+def _owned(
+    parts: Sequence[Part], tied: Collection[str], positions: Mapping[str, int]
+) -> list[list[str]]:
+    """By part, the names of its parameters that no other part uses before it.
+
+    Args:
+        parts: in the order of definition.
+        tied: the names of the parameters that several modules hold.
+        positions: as in `cut`.
+    """
+    in_order = sorted(positions, key=positions.__getitem__)
+    owned: list[list[str]] = []
+    begins: list[int | None] = []  # the first use of a parameter that no other part has
+    holders: dict[str, list[int]] = {}  # by tied parameter, the parts that have it
+    for index, part in enumerate(parts):
+        owned.append([name for name in part.parameters if name not in tied])
+        begins.append(min((positions[name] for name in owned[index]), default=None))
+        for name in part.parameters:
+            if name in tied:
+                holders.setdefault(name, []).append(index)
+
+    for name, indices in holders.items():
+        position = positions[name]
+        users: list[tuple[int, int]] = []  # when a part begins, and its index
+        for index in indices:
+            begin = begins[index]
+            if begin is not None and begin < position:
+                users.append((begin, index))
+                continue
+            # The part may begin with this parameter. But if others are used before the part's own,
+            # then this first use is another part's.
+            before = in_order[position:begin] if begin is not None else [name]
+            if all(other in tied and other in parts[index].parameters for other in before):
+                users.append((position, index))
+        if users:
+            _, first = min(users)
+            owned[first].append(name)
+    return owned
 
 
 def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
@@ -289,15 +327,16 @@ def _parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Part]:
 
 
 def _layers(model: nn.Module) -> list[Part]:
-    """The modules that hold parameters directly, each with these parameters.
+    """The modules that hold parameters directly, each with these parameters. A module that holds
+    only those of earlier ones does not count (a tied head).
 
     Parameters of the model itself are in none of them, unless the model has no others."""
     names = _names(model)
     parts: list[Part] = []
     taken: set[str] = set()
     for path, module in model.named_modules():
-        own = [names[id(p)] for p in module.parameters(recurse=False) if names[id(p)] not in taken]
-        if own and path:
+        own = [names[id(parameter)] for parameter in module.parameters(recurse=False)]
+        if path and not taken.issuperset(own):
             parts.append(Part(path, tuple(own)))
             taken.update(own)
     return parts or [Part("", tuple(names.values()))]
