@@ -367,12 +367,16 @@ def trained_names(model: nn.Module, optimized: Sequence[Any]) -> list[str]:
     # Integer parameters (quantized ones, for example) do not train.
     given = {id(p) for p in optimized if p.is_floating_point() or p.is_complex()}
     trained = [name for name, parameter in named.items() if id(parameter) in given]
+    if not trained:
+        raise UserError(
+            "delayed: the optimizer trains no parameter of the model. It may have copies of them "
+            "(master weights), or those from before the model was wrapped or converted; make it of "
+            "model.parameters()"
+        )
     if len(trained) < len(given):
         raise UserError(
             "delayed: the optimizer trains parameters that are not the model's; give those an "
             "optimizer of their own, or put all modules that it trains into one (nn.ModuleList), "
             "with their passes in `with pipeline.micro_batch():`"
         )
-    if not trained:
-        raise UserError("delayed: the optimizer trains no parameter of the model")
     return trained
