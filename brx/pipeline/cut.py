@@ -75,26 +75,28 @@ def cut(
     if isinstance(stages, int):
         count = stages
     else:
-        # The last stage may be frozen. It counts in P even so.
-        frozen = frozen_by_stage(model, trained, stages, positions)
-        count = 1 + max([*stage_by_name.values(), *frozen.values()])
+        # The last stage may be frozen, or a head that is tied to an embedding. It counts in P even
+        # so.
+        given = given_stages(model, stages, positions)
+        count = 1 + max(given.values())
+        # Stages are in the order of the pipeline, so the lowest one uses a tied parameter first.
+        for name, places in tied_places(model).items():
+            if name in stage_by_name:
+                stage_by_name[name] = min(given[place] for place in places if place in given)
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
         by_stage[stage_by_name[name]].append(name)
     return by_stage
 
 
-def frozen_by_stage(
-    model: nn.Module, trained: Sequence[str], stages: Stages, positions: Mapping[str, int]
-) -> dict[str, int]:
-    """The stages of the parameters that do not train, by name. They have no versions, but a stage
-    may consist of them alone. The arguments are those of `cut`; a parameter may have no stage."""
+def given_stages(model: nn.Module, stages: Stages, positions: Mapping[str, int]) -> dict[str, int]:
+    """The stages of all names: of parameters that train and that do not, and of tied ones in all
+    their places. A stage may consist of names alone that have no versions. The arguments are those
+    of `cut`; a name may have no stage."""
     stage_of = _stage_function(model, stages, positions)
-    is_trained = set(trained)
+    names = [*_names(model).values(), *chain.from_iterable(tied_places(model).values())]
     stage_by_name: dict[str, int] = {}
-    for name in _names(model).values():
-        if name in is_trained:
-            continue
+    for name in dict.fromkeys(names):
         try:
             stage = stage_of(name)
         except Exception:  # a function of the user's own may know only the names that train

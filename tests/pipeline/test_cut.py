@@ -117,6 +117,44 @@ def test_tied_weight_is_of_its_first_use():
     assert found["head.weight"] == 0
 
 
+class HeadLast(Tied):
+    """The same model, with the embedding defined first."""
+
+    def __init__(self):
+        super().__init__()
+        modules = self._modules
+        modules["head"] = modules.pop("head")
+        modules["blocks"] = modules.pop("blocks")
+
+
+TIED_STAGES = {"head": 3, "embed": 0, "blocks.0": 0, "blocks.1": 1, "blocks.2": 2}
+
+
+@pytest.mark.parametrize("model_of", [Tied, HeadLast])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        TIED_STAGES,
+        lambda name: next(k for prefix, k in TIED_STAGES.items() if name.startswith(prefix)),
+    ],
+    ids=["mapping", "function"],
+)
+def test_stages_of_tied_weights_alone_count(model_of, stages):
+    model, again = model_of(), model_of()
+    pipeline = delayed(model, sgd(model.parameters()), stages)
+    assert len(pipeline.delays()) == 4
+    assert pipeline.delay_of(model.head.weight) == 3
+    same = delayed(again, sgd(again.parameters()), pipeline.stage_map())
+    assert same.by_stage == pipeline.by_stage
+
+
+def test_tied_weight_without_a_stage_is_refused():
+    model = Tied()
+    stages = {name: TIED_STAGES[name] for name in TIED_STAGES if name != "head"}
+    with pytest.raises(UserError, match=r"head.weight is assigned to no stage"):
+        delayed(model, sgd(model.parameters()), stages)
+
+
 class TiedBlocks(nn.Module):
     """Four blocks, two of which share parameters; they are used in the given order."""
 
