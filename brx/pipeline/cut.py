@@ -1,7 +1,7 @@
 """Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,7 +22,7 @@ class Part:
     """A block or a layer, which is never divided."""
 
     path: str  # its name in the model
-    parameters: tuple[str, ...]  # their names
+    parameters: tuple[str, ...]  # their names; several parts may hold a tied one
 
 
 def check_stages(model: nn.Module, trained: Sequence[str], stages: Stages) -> None:
@@ -75,26 +75,28 @@ def cut(
     if isinstance(stages, int):
         count = stages
     else:
-        # The last stage may be frozen. It counts in P even so.
-        frozen = frozen_by_stage(model, trained, stages, positions)
-        count = 1 + max([*stage_by_name.values(), *frozen.values()])
+        # The last stage may be frozen, or a head that is tied to an embedding. It counts in P even
+        # so.
+        given = given_stages(model, stages, positions)
+        count = 1 + max(given.values())
+        # Stages are in the order of the pipeline, so the lowest one uses a tied parameter first.
+        for name, places in tied_places(model).items():
+            if name in stage_by_name:
+                stage_by_name[name] = min(given[place] for place in places if place in given)
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
         by_stage[stage_by_name[name]].append(name)
     return by_stage
 
 
-def frozen_by_stage(
-    model: nn.Module, trained: Sequence[str], stages: Stages, positions: Mapping[str, int]
-) -> dict[str, int]:
-    """The stages of the parameters that do not train, by name. They have no versions, but a stage
-    may consist of them alone. The arguments are those of `cut`; a parameter may have no stage."""
+def given_stages(model: nn.Module, stages: Stages, positions: Mapping[str, int]) -> dict[str, int]:
+    """The stages of all names: of parameters that train and that do not, and of tied ones in all
+    their places. A stage may consist of names alone that have no versions. The arguments are those
+    of `cut`; a name may have no stage."""
     stage_of = _stage_function(model, stages, positions)
-    is_trained = set(trained)
+    names = [*_names(model).values(), *chain.from_iterable(tied_places(model).values())]
     stage_by_name: dict[str, int] = {}
-    for name in _names(model).values():
-        if name in is_trained:
-            continue
+    for name in dict.fromkeys(names):
         try:
             stage = stage_of(name)
         except Exception:  # a function of the user's own may know only the names that train
@@ -198,29 +200,67 @@ def _evenly(
     model: nn.Module, num_stages: int, positions: Mapping[str, int]
 ) -> Callable[[str], int]:
     """A function from names to stages, with the parts cut evenly in the order of their use."""
-    tied = tied_places(model).keys()
-
-    def first_use(part: Part) -> int:
-        # A tied parameter may have been used by another part before.
-        own = [name for name in part.parameters if name not in tied] or part.parameters
-        return min(positions[name] for name in own)
-
-    parts = sorted(parts_for(model, num_stages), key=first_use)
+    parts = parts_for(model, num_stages)
+    owned = _owned(parts, tied_places(model), positions)
+    first_uses: list[int] = []
+    for names in owned:
+        if names:
+            first_uses.append(min(positions[name] for name in names))
+        else:  # all its parameters are another part's: it comes right after the part before it
+            first_uses.append(first_uses[-1] if first_uses else 0)
+    in_order = sorted(range(len(parts)), key=first_uses.__getitem__)
     # Part i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
     bounds = [(stage + 1) * len(parts) // num_stages for stage in range(num_stages)]
-    stage_of_part = [bisect_right(bounds, index) for index in range(len(parts))]
     stage_of: dict[str, int] = {}
-    for part, stage in zip(parts, stage_of_part, strict=True):
-        for name in part.parameters:
-            if name not in tied:
-                stage_of[name] = stage
-    # A parameter of no part, or of several, goes to the stage of the part that began last before it
-    # is used.
-    first_uses = [first_use(part) for part in parts]
+    for place, index in enumerate(in_order):
+        for name in owned[index]:
+            stage_of[name] = bisect_right(bounds, place)
+    # Any other parameter goes to the stage of the part that began last before it is used.
+    first_uses.sort()
     for name, position in positions.items():
         num_begun = bisect_right(first_uses, position)
-        stage_of.setdefault(name, stage_of_part[num_begun - 1] if num_begun else 0)
+        stage_of.setdefault(name, bisect_right(bounds, num_begun - 1) if num_begun else 0)
     return stage_of.__getitem__
+
+
+def _owned(
+    parts: Sequence[Part], tied: Collection[str], positions: Mapping[str, int]
+) -> list[list[str]]:
+    """By part, the names of its parameters that no other part uses before it.
+
+    Args:
+        parts: in the order of definition.
+        tied: the names of the parameters that several modules hold.
+        positions: as in `cut`.
+    """
+    in_order = sorted(positions, key=positions.__getitem__)
+    owned: list[list[str]] = []
+    begins: list[int | None] = []  # the first use of a parameter that no other part has
+    holders: dict[str, list[int]] = {}  # by tied parameter, the parts that have it
+    for index, part in enumerate(parts):
+        owned.append([name for name in part.parameters if name not in tied])
+        begins.append(min((positions[name] for name in owned[index]), default=None))
+        for name in part.parameters:
+            if name in tied:
+                holders.setdefault(name, []).append(index)
+
+    for name, indices in holders.items():
+        position = positions[name]
+        users: list[tuple[int, int]] = []  # when a part begins, and its index
+        for index in indices:
+            begin = begins[index]
+            if begin is not None and begin < position:
+                users.append((begin, index))
+                continue
+            # The part may begin with this parameter. But if others are used before the part's own,
+            # then this first use is another part's.
+            before = in_order[position:begin] if begin is not None else [name]
+            if all(other in tied and other in parts[index].parameters for other in before):
+                users.append((position, index))
+        if users:
+            _, first = min(users)
+            owned[first].append(name)
+    return owned
 
 
 def parts_for(model: nn.Module, num_stages: int) -> list[Part]:
@@ -289,15 +329,16 @@ def _parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Part]:
 
 
 def _layers(model: nn.Module) -> list[Part]:
-    """The modules that hold parameters directly, each with these parameters.
+    """The modules that hold parameters directly, each with these parameters. A module that holds
+    only those of earlier ones does not count (a tied head).
 
     Parameters of the model itself are in none of them, unless the model has no others."""
     names = _names(model)
     parts: list[Part] = []
     taken: set[str] = set()
     for path, module in model.named_modules():
-        own = [names[id(p)] for p in module.parameters(recurse=False) if names[id(p)] not in taken]
-        if own and path:
+        own = [names[id(parameter)] for parameter in module.parameters(recurse=False)]
+        if path and not taken.issuperset(own):
             parts.append(Part(path, tuple(own)))
             taken.update(own)
     return parts or [Part("", tuple(names.values()))]
@@ -328,12 +369,16 @@ def trained_names(model: nn.Module, optimized: Sequence[Any]) -> list[str]:
     # Integer parameters (quantized ones, for example) do not train.
     given = {id(p) for p in optimized if p.is_floating_point() or p.is_complex()}
     trained = [name for name, parameter in named.items() if id(parameter) in given]
+    if not trained:
+        raise UserError(
+            "delayed: the optimizer trains no parameter of the model. It may have copies of them "
+            "(master weights), or those from before the model was wrapped or converted; make it of "
+            "model.parameters()"
+        )
     if len(trained) < len(given):
         raise UserError(
             "delayed: the optimizer trains parameters that are not the model's; give those an "
             "optimizer of their own, or put all modules that it trains into one (nn.ModuleList), "
             "with their passes in `with pipeline.micro_batch():`"
         )
-    if not trained:
-        raise UserError("delayed: the optimizer trains no parameter of the model")
     return trained

@@ -255,8 +255,8 @@ class DelayedPipeline:
         """The stage by prefixes of parameter names, as short as they can be. `delayed` takes it as
         `stages`.
 
-        Of the parameters that do not train, it names those of stages that have no others, so that
-        it has all stages."""
+        In stages without a parameter that trains, it names the frozen and the tied ones, so that it
+        has all stages."""
         return self._cut.stage_map()
 
     @contextmanager

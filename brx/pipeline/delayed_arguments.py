@@ -13,7 +13,7 @@ from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecasts import FORECAST_RULES, StashMode
 from brx.pipeline.history import contents, is_equal
-from brx.pipeline.hooks import has_nonzero
+from brx.pipeline.hooks import fields, has_nonzero
 
 WRAPPED = ("optimizer", "base_optimizer", "_optimizer")
 """The attributes in which wrappers of optimizers keep the wrapped optimizer. They come first: some
@@ -96,7 +96,7 @@ def _within(given: Any) -> list[Optimizer]:
 def _attributes_that_step(given: Any) -> list[Any]:
     """The optimizers and wrappers of optimizers among an object's attributes, also those in lists
     and dictionaries. (A learning-rate schedule has a `step`, too, but no groups.)"""
-    leaves, _ = tree_flatten(getattr(given, "__dict__", {}))
+    leaves, _ = tree_flatten(fields(given))
     return [leaf for leaf in leaves if hasattr(leaf, "step") and hasattr(leaf, "param_groups")]
 
 

@@ -192,22 +192,22 @@ def tensors_with_gradient(output: Any) -> list[Tensor]:
                     tensors.append(leaf)
             elif id(leaf) not in seen:
                 seen.add(id(leaf))
-                waiting += _fields(leaf)
+                waiting += fields(leaf)
     return tensors
 
 
-def _fields(value: Any) -> list[Any]:
+def fields(value: Any) -> list[Any]:
     """The values of an object's attributes, including those in `__slots__`; none for a module of
     torch or Python, or a class: they hold much, and nothing that the pass has made."""
     if isinstance(value, torch.nn.Module | ModuleType | type):
         return []
-    fields = list(getattr(value, "__dict__", {}).values())
+    found = list(getattr(value, "__dict__", {}).values())
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in [slots] if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(value, name):
-                fields.append(getattr(value, name))
-    return fields
+                found.append(getattr(value, name))
+    return found
 
 
 def warn_user(message: str) -> None:

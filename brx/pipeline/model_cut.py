@@ -11,7 +11,7 @@ from itertools import chain
 from torch import Tensor, nn
 
 from brx.errors import UserError, counted
-from brx.pipeline.cut import Stages, cut, frozen_by_stage, is_known_before_use, stage_map
+from brx.pipeline.cut import Stages, cut, given_stages, is_known_before_use, stage_map, tied_places
 from brx.pipeline.hooks import warn_user
 from brx.pipeline.use_order import UseOrder
 
@@ -97,12 +97,24 @@ class ModelCut:
     def stage_map(self) -> dict[str, int]:
         """The stage by prefixes of parameter names, as short as they can be.
 
-        Of the parameters that do not train, it names those of stages that have no others, so that
-        it has all stages."""
+        In stages without a parameter that trains, it names the frozen and the tied ones, so that it
+        has all stages."""
         by_stage = [list(names) for names in self.by_stage]
-        positions = self._order.positions()
-        frozen = frozen_by_stage(self._model, self._trained, self._stages, positions)
-        for name, stage in frozen.items():
-            if not self.by_stage[stage]:
+        is_trained = set(self._trained)
+        given = given_stages(self._model, self._stages, self._order.positions())
+        for name, stage in given.items():
+            if name not in is_trained and not self.by_stage[stage]:
                 by_stage[stage].append(name)
+        if isinstance(self._stages, int):
+            return stage_map(by_stage)
+        # A tied parameter is in the lowest stage that uses it. If its first name has a later one,
+        # then another of its names stands for it in the lowest.
+        for name, places in tied_places(self._model).items():
+            if name not in is_trained:
+                continue
+            lowest = min(places, key=lambda place: given.get(place, given[name]))
+            if lowest != name:
+                by_stage[given[lowest]].remove(name)
+                by_stage[given[lowest]].append(lowest)
+                by_stage[given[name]].append(name)
         return stage_map(by_stage)

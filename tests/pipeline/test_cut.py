@@ -117,6 +117,90 @@ def test_tied_weight_is_of_its_first_use():
     assert found["head.weight"] == 0
 
 
+class HeadLast(Tied):
+    """The same model, with the embedding defined first."""
+
+    def __init__(self):
+        super().__init__()
+        modules = self._modules
+        modules["head"] = modules.pop("head")
+        modules["blocks"] = modules.pop("blocks")
+
+
+TIED_STAGES = {"head": 3, "embed": 0, "blocks.0": 0, "blocks.1": 1, "blocks.2": 2}
+
+
+@pytest.mark.parametrize("model_of", [Tied, HeadLast])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        TIED_STAGES,
+        lambda name: next(k for prefix, k in TIED_STAGES.items() if name.startswith(prefix)),
+    ],
+    ids=["mapping", "function"],
+)
+def test_stages_of_tied_weights_alone_count(model_of, stages):
+    model, again = model_of(), model_of()
+    pipeline = delayed(model, sgd(model.parameters()), stages)
+    assert len(pipeline.delays()) == 4
+    assert pipeline.delay_of(model.head.weight) == 3
+    same = delayed(again, sgd(again.parameters()), pipeline.stage_map())
+    assert same.by_stage == pipeline.by_stage
+
+
+def test_tied_weight_without_a_stage_is_refused():
+    model = Tied()
+    stages = {name: TIED_STAGES[name] for name in TIED_STAGES if name != "head"}
+    with pytest.raises(UserError, match=r"head.weight is assigned to no stage"):
+        delayed(model, sgd(model.parameters()), stages)
+
+
+class TiedBlocks(nn.Module):
+    """Four blocks, two of which share parameters; they are used in the given order."""
+
+    def __init__(self, first, second, shared, order):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(4))
+        for name in shared:
+            setattr(self.blocks[second][0], name, getattr(self.blocks[first][0], name))
+        self.order = order
+
+    def forward(self, x):
+        for index in self.order:
+            x = self.blocks[index](x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("shared", [["weight"], ["bias"], ["weight", "bias"]])
+@pytest.mark.parametrize(("first", "second"), [(0, 2), (1, 3), (1, 2), (2, 3)])
+def test_tied_blocks_are_of_their_first_use(first, second, shared):
+    model = TiedBlocks(first, second, shared, order=range(4))
+    found = stages_of(model, 4, torch.ones(2, 4))
+    for index in range(4):
+        for name in ("weight", "bias"):
+            if f"blocks.{index}.0.{name}" in found:
+                assert found[f"blocks.{index}.0.{name}"] == index
+
+
+@pytest.mark.parametrize("shared", ["weight", "bias"])
+def test_tied_block_that_is_used_before_the_one_that_is_defined_first(shared):
+    model = TiedBlocks(1, 3, [shared], order=[0, 3, 2, 1])
+    found = stages_of(model, 4, torch.ones(2, 4))
+    assert found.pop(f"blocks.1.0.{shared}") == 1  # of blocks.3
+    stages = {0: 0, 3: 1, 2: 2, 1: 3}
+    assert {name: stages[int(name.split(".")[1])] for name in found} == found
+
+
+def test_tied_layers_out_of_order_are_of_their_first_use():
+    model = nn.Sequential()
+    model.late, model.early, model.between = (nn.Linear(4, 4) for _ in range(3))
+    model.early.weight = model.late.weight
+    model.forward = lambda x: model.late(model.between(model.early(x)))
+    found = stages_of(model, 3, torch.ones(2, 4))
+    assert found["late.weight"] == found["early.bias"] == 0
+    assert found["late.bias"] == 2
+
+
 class UNet(nn.Module):
     """Three levels down and up, with skip connections; no list of blocks."""
 

@@ -452,7 +452,8 @@ def test_print_shows_the_cut():
             r"enter.weight went from \(.*\) to \(1, 1\); convert",
         ),
         (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
-        (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
+        (lambda net, optimizer: delayed(make_net(), optimizer, 4), "no parameter of the model"),
+        (lambda net, optimizer: delayed(net.enter, optimizer, 1), "not the model's"),
         (
             lambda net, optimizer: optimizer.add_param_group({"params": [torch.zeros(1)]}),
             "given parameters later",

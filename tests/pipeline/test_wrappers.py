@@ -337,6 +337,21 @@ class Uninitialized(torch.optim.Optimizer):
         self.original_optimizer.zero_grad()
 
 
+class InSlots:
+    """A wrapper without a `__dict__`, as a data class with slots is."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, optimizer):
+        self.inner = optimizer
+
+    def step(self):
+        self.inner.step()
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
 class Combined:
     """An optimizer for the matrices and one for the vectors, kept in a dictionary."""
 
@@ -438,8 +453,12 @@ def test_wrapped_twice():
 
 @pytest.mark.parametrize(
     "optimizer_of",
-    [combined, lambda parameters: Uninitialized(Uninitialized(sgd(parameters)))],
-    ids=["combined", "uninitialized"],
+    [
+        combined,
+        lambda parameters: Uninitialized(Uninitialized(sgd(parameters))),
+        lambda parameters: InSlots(sgd(parameters)),
+    ],
+    ids=["combined", "uninitialized", "in slots"],
 )
 def test_optimizers_are_found_in_any_attribute(optimizer_of):
     found, pipeline = train(optimizer_of=optimizer_of)
@@ -491,6 +510,13 @@ def test_schedule_free_weights_swapped_for_evaluation():
 def test_no_optimizer_is_one_clear_error():
     with pytest.raises(UserError, match=r"must be a torch optimizer, .* got object"):
         delayed(make(), object(), 4)
+
+
+def test_optimizer_of_copies_is_one_clear_error():
+    model = make()
+    masters = [nn.Parameter(weight.detach().float().clone()) for weight in model.parameters()]
+    with pytest.raises(UserError, match=r"trains no parameter of the model. .*master weights"):
+        delayed(model, sgd(masters), 4)
 
 
 def test_optimizer_without_hooks_is_one_clear_error():
