@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -155,12 +156,40 @@ class LocalLauncher:
 
 @contextlib.contextmanager
 def _stops_blocked() -> Iterator[None]:
-    """A context in which the signals that ask this process to stop wait until its end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    """A context in which the signals that ask this process to stop wait until its end.
+
+    Processes that are started in it inherit the blocked signals. But a signal also comes to a
+    thread that does not block it, and Python then calls the handler in the main thread all the
+    same. So the handlers wait, too.
+    """
+    with _handlers_waiting():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handlers_waiting() -> Iterator[None]:
+    """A context at whose end the handlers of the signals in `STOPS` are called that would have been
+    called within it. Outside of the main thread, no handler is called anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handlers = {stop: signal.getsignal(stop) for stop in STOPS}
+    of_python = {stop: handler for stop, handler in handlers.items() if callable(handler)}
     try:
+        for stop in of_python:
+            signal.signal(stop, lambda number, frame: received.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # SIGINT last: its handler may raise KeyboardInterrupt from then on.
+        for stop, handler in reversed(of_python.items()):
+            signal.signal(stop, handler)
+        for number in dict.fromkeys(received):
+            signal.raise_signal(number)
 
 
 def start_process(

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -68,11 +70,26 @@ def test_gpus_are_no_limit_on_the_cpu(monkeypatch):
     assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
 
 
+@pytest.fixture(params=[False, True])
+def other_thread(request):
+    """Maybe a thread that does not block the signals, as that of a progress display."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    if request.param:
+        thread.start()
+    yield
+    is_over.set()
+    if request.param:
+        thread.join()
+
+
+@pytest.mark.usefixtures("other_thread")
 def test_interrupt_during_a_start_reaches_the_cell(tmp_path, monkeypatch):
     """`interrupt` asks only the cells to stop that are among the jobs."""
 
     def start(folder, lock_descriptor, environment):
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # here a handler that does not wait would be called
         return Mock()
 
     monkeypatch.setattr(launchers, "start_process", start)
