@@ -1,7 +1,7 @@
 """Cuts a user's model into stages: decides which parameter belongs to which. Needs torch alone."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -79,10 +79,9 @@ def cut(
         # so.
         given = given_stages(model, stages, positions)
         count = 1 + max(given.values())
-        # Stages are in the order of the pipeline, so the lowest one uses a tied parameter first.
-        for name, places in tied_places(model).items():
+        for name, names in tied_places(model).items():
             if name in stage_by_name:
-                stage_by_name[name] = min(given[place] for place in places if place in given)
+                stage_by_name[name] = given[name_in_lowest_stage(names, given)]
     by_stage: list[list[str]] = [[] for _ in range(count)]
     for name in trained:
         by_stage[stage_by_name[name]].append(name)
@@ -104,6 +103,12 @@ def given_stages(model: nn.Module, stages: Stages, positions: Mapping[str, int])
         if _is_stage(stage):
             stage_by_name[name] = stage
     return stage_by_name
+
+
+def name_in_lowest_stage(names: Iterable[str], given: Mapping[str, int]) -> str:
+    """Of all names of a tied parameter, the one with the lowest stage. Stages are in the order of
+    the pipeline, so this stage uses the parameter first. `given` is from `given_stages`."""
+    return min((name for name in names if name in given), key=given.__getitem__)
 
 
 def _stage_function(
@@ -233,29 +238,21 @@ def _owned(
         tied: the names of the parameters that several modules hold.
         positions: as in `cut`.
     """
+    owned = [[name for name in part.parameters if name not in tied] for part in parts]
+    shared = [set(part.parameters).intersection(tied) for part in parts]
+    begins = [min((positions[name] for name in names), default=None) for names in owned]
     in_order = sorted(positions, key=positions.__getitem__)
-    owned: list[list[str]] = []
-    begins: list[int | None] = []  # the first use of a parameter that no other part has
-    holders: dict[str, list[int]] = {}  # by tied parameter, the parts that have it
-    for index, part in enumerate(parts):
-        owned.append([name for name in part.parameters if name not in tied])
-        begins.append(min((positions[name] for name in owned[index]), default=None))
-        for name in part.parameters:
-            if name in tied:
-                holders.setdefault(name, []).append(index)
-
-    for name, indices in holders.items():
-        position = positions[name]
+    for name in tied:
         users: list[tuple[int, int]] = []  # when a part begins, and its index
-        for index in indices:
-            begin = begins[index]
+        for index, begin in enumerate(begins):
+            if name not in shared[index]:
+                continue
+            position = positions[name]
             if begin is not None and begin < position:
                 users.append((begin, index))
-                continue
-            # The part may begin with this parameter. But if others are used before the part's own,
-            # then this first use is another part's.
-            before = in_order[position:begin] if begin is not None else [name]
-            if all(other in tied and other in parts[index].parameters for other in before):
+            # The part may begin with this parameter. But if parameters that it does not hold are
+            # used from there to its `begin`, then this first use is another part's.
+            elif begin is None or shared[index].issuperset(in_order[position:begin]):
                 users.append((position, index))
         if users:
             _, first = min(users)

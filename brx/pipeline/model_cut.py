@@ -11,7 +11,15 @@ from itertools import chain
 from torch import Tensor, nn
 
 from brx.errors import UserError, counted
-from brx.pipeline.cut import Stages, cut, given_stages, is_known_before_use, stage_map, tied_places
+from brx.pipeline.cut import (
+    Stages,
+    cut,
+    given_stages,
+    is_known_before_use,
+    name_in_lowest_stage,
+    stage_map,
+    tied_places,
+)
 from brx.pipeline.hooks import warn_user
 from brx.pipeline.use_order import UseOrder
 
@@ -109,10 +117,10 @@ class ModelCut:
             return stage_map(by_stage)
         # A tied parameter is in the lowest stage that uses it. If its first name has a later one,
         # then another of its names stands for it in the lowest.
-        for name, places in tied_places(self._model).items():
+        for name, names in tied_places(self._model).items():
             if name not in is_trained:
                 continue
-            lowest = min(places, key=lambda place: given.get(place, given[name]))
+            lowest = name_in_lowest_stage(names, given)
             if lowest != name:
                 by_stage[given[lowest]].remove(name)
                 by_stage[given[lowest]].append(lowest)

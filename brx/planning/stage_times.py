@@ -39,7 +39,7 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
         run = partial(checkpoint, module, use_reentrant=False) if recompute else module
         seconds[block] = _seconds(partial(_output, run, stream), device)
     blocks = partition(model.blocks, config.pipeline.stages)
-    costs = [sum(seconds[like[block]] for block in own) for own in blocks]
+    costs = [sum(seconds[like[block]] for block in of_stage) for of_stage in blocks]
     embedding = part(0).embedding
     head = part(model.blocks - 1).head
     assert embedding is not None

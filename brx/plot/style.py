@@ -314,8 +314,7 @@ def finish_panel(
 ) -> None:
     """Set labels (with units) and title, and put a legend below, where it covers no curve.
 
-    By default the legend has two columns if its labels are short. Otherwise, `columns` is the
-    largest number."""
+    It has at most `columns` columns: by default two if its labels are short, else one."""
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     break_into_lines(axes.title, _room_of(axes))
     _, labels = axes.get_legend_handles_labels()

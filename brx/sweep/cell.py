@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.schema import RunConfig
-from brx.files import write_errors_in_one_line
+from brx.files import make_folder
 from brx.names import file_name
 from brx.runs.folder import ENDED, RunFolder
 from brx.runs.lock import lock
@@ -116,8 +116,7 @@ def placed(cell: Cell) -> Cell:
         return cell
     with lock(cell.folder.parent, patience_s=math.inf, name=CELLS_LOCK):
         (present,) = with_present_folders([cell])
-        with write_errors_in_one_line(present.folder):
-            present.folder.mkdir(exist_ok=True)
+        make_folder(present.folder)
     return present
 
 

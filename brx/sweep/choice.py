@@ -146,18 +146,20 @@ def _neighbours(
                 return cells
         return []
 
+    def beyond(key: str, chosen: float, tried: pd.Series, known: Collection[float]) -> list[Cell]:
+        higher, lower = _values_beyond(chosen, tried, known)
+        return first_not_excluded(key, higher) + first_not_excluded(key, lower)
+
     has_second_value = _is_second(group_rows, second_value)
     tried = group_rows.loc[has_second_value, rule.over]
     known = {*rule.further, *group_rows[rule.over]}  # some only with other second values
-    higher, lower = _values_beyond(value, tried, known)
-    yield first_not_excluded(rule.over, higher) + first_not_excluded(rule.over, lower)
+    yield beyond(rule.over, value, tried, known)
     second = rule.second_of(best[0].config)
     if second is None:
         return
     others = sorted({*second.values, *group_rows[SECOND]} - {second_value})
     yield with_values(second.over, others)
-    higher, lower = _values_beyond(second_value, group_rows[SECOND], second.further)
-    yield first_not_excluded(second.over, higher) + first_not_excluded(second.over, lower)
+    yield beyond(second.over, second_value, group_rows[SECOND], second.further)
 
 
 def _values_beyond(

@@ -31,7 +31,7 @@ import torch
 
 from brx.environment import brx_command, child_environment, has_room_for_sockets, num_cores
 from brx.errors import UserError
-from brx.files import write_text
+from brx.files import make_folder, write_text
 from brx.runs.folder import RunFolder
 from brx.runs.lock import hand_down, is_locked, lock
 from brx.sweep.cell import Cell
@@ -338,7 +338,7 @@ class RayLauncher:
             state = State.FAILED
             reason = f"Ray: {str(cause).strip().splitlines()[0]}"
             folder = self._jobs[reference].folder
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_text(folder / FAILURE, reason + "\n")
         return state, reason
 

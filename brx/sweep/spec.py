@@ -56,6 +56,11 @@ class Second(Section):
     where: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Only cells that have one of these values for each of these keys."""
 
+    @property
+    def beyond_grid(self) -> list[int | float]:
+        """All values that may be tried, without the one that the cells of the grid have."""
+        return [*self.values, *self.further]
+
 
 class Choice(Section):
     """Which value of a key is reported, as the paper does with learning rates."""
@@ -225,7 +230,7 @@ class Sweep:
             for cell in self.cells:
                 second = choose.second_of(cell.config)
                 if second is not None:
-                    values = [*second.values, *second.further]
+                    values = second.beyond_grid
                     self.varied_further((cell, {second.over: value}) for value in values)
         repeat = self.spec.repeat
         if repeat is not None:
@@ -333,7 +338,7 @@ def _may_exclude(entry: Mapping[str, Any], cell: Cell, spec: SweepSpec) -> bool:
         beyond.setdefault(spec.choose.over, []).extend(spec.choose.further)
         second = spec.choose.second_of(cell.config)
         if second is not None:
-            beyond.setdefault(second.over, []).extend([*second.values, *second.further])
+            beyond.setdefault(second.over, []).extend(second.beyond_grid)
     left_to_cell = {}  # the conditions that no value beyond the grid meets
     for key, wanted in entry.items():
         values = wanted if isinstance(wanted, list) else [wanted]
