@@ -30,6 +30,9 @@ from brx.paper.causes.study import Study as Causes
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.leads import lead_table
+from brx.paper.little_momentum import RUNS as MOMENTUM_RUNS
+from brx.paper.little_momentum import Study as LittleMomentum
+from brx.paper.little_momentum import momentum_table
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.precision import RUNS as PRECISION_RUNS
 from brx.paper.precision import losses_in, precision_table
@@ -101,6 +104,14 @@ PRECISION_LEGEND = """\
 Final validation losses in nats, means over seeds. *Harm* is the loss minus fp32's, seed by seed;
 the standard error is that of fp32's mean. A setting passes if it loses at most one standard error
 at both P, with three seeds or more (docs/protocol.md, section 14)."""
+MOMENTUM_LEGEND = """\
+Final validation losses in nats under the delays of 32 stages, means over seeds. *First*: what the
+search of section 10 chose (docs/protocol.md), with three values of each second setting. *Later*:
+what the search with low values of beta1 chose (section 17 for `pipedream`, section 18 for the
+others). *Fall* is the first loss minus the later one, seed by seed, with a 95 % interval (Student's
+t). The settings that end lower on the tuning seed *count*: the last row has the lead of basis
+rotation over the best baseline of each seed, with the first settings and with those that
+count."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -505,6 +516,15 @@ TABLES: dict[str, Table] = {
             losses_in,
             precision_table,
             PRECISION_LEGEND,
+        ),
+        StudyTable(
+            "little-momentum",
+            "",
+            "What little momentum gains the baselines under delay",
+            MOMENTUM_RUNS,
+            LittleMomentum.load,
+            momentum_table,
+            MOMENTUM_LEGEND,
         ),
         PaperTable(
             "learning-rates",
