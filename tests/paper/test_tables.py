@@ -27,6 +27,7 @@ WITHOUT_RUNS = {
     "architectures",
     "architecture-verdicts",
     "precision",
+    "little-momentum",
 }
 WITH_RUNS = sorted(TABLES.keys() - WITHOUT_RUNS)
 
