@@ -74,7 +74,8 @@ class Study:
         all_runs = load(scale.runs)
         is_of_section_17 = (all_runs["method"] == "pipedream") & ~all_runs[BETA1].isin(FIRST_VALUES)
         section_10 = Experiments(scale, all_runs[~is_of_section_17], scale.runs)
-        searched = {method: _choice_in(folder, method) for method in SEARCHED}
+        runs = load(folder)
+        searched = {method: _choice_in(runs, folder, method) for method in SEARCHED}
         return cls(
             ours=_choice_of(tuned, OURS),
             first={method: _choice_of(section_10, method) for method in BASELINES},
@@ -97,9 +98,8 @@ def _choice_of(experiments: Experiments, method: str) -> Choice:
     return Choice(runs, _tuning_loss(experiments.tried, runs))
 
 
-def _choice_in(folder: Path, method: str) -> Choice:
-    """The choice of a method among the runs of section 18."""
-    runs = load(folder)
+def _choice_in(runs: pd.DataFrame, folder: Path, method: str) -> Choice:
+    """The choice of a method among the runs of section 18, which were read in `folder`."""
     runs = at_best_second_keys(runs[runs["method"] == method], {method: BETA1})
     chosen = list(by_experiment(at_best_rates(runs)))
     if len(chosen) != 1:
@@ -136,7 +136,6 @@ def momentum_table(study: Study) -> pd.DataFrame:
 def _row(study: Study, method: str) -> dict[str, str]:
     first = study.first[method]
     later = study.later[method]
-    is_lower = later.tuning_loss < first.tuning_loss
     return {
         "method": method,
         "first settings": first.text,
@@ -144,5 +143,5 @@ def _row(study: Study, method: str) -> dict[str, str]:
         "later settings": later.text,
         "later loss": f"{losses_by_seed(later.runs).mean():.3f}",
         "fall": strict.mean_text(margin(later.runs, first.runs).by_seed.tolist()),
-        "counts": "later" if is_lower else "first",
+        "counts": "later" if study.better(method) is later else "first",
     }
