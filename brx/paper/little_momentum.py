@@ -19,9 +19,9 @@ from brx.paper import strict
 from brx.paper.evidence import losses_by_seed, margin, runs_of
 from brx.paper.leads import BEST_BASELINE
 from brx.paper.scales import DEEPEST, OURS, SCALES, Experiments, at_best_second_keys
+from brx.paper.study_runs import load_study_runs
 from brx.runs.comparison import BASELINES, best_by_seed, shared_seeds, with_diverged
 from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
-from brx.runs.frames import load
 from brx.runs.trajectory import RATE
 
 RUNS = Path("results/little-momentum")
@@ -67,14 +67,13 @@ class Study:
         Raises:
             UserError: a method has no runs.
         """
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEP}")
+        runs = load_study_runs(folder, SWEEP)
         scale = SCALES["tuned"]
-        tuned = Experiments.load(scale)
-        all_runs = load(scale.runs)
-        is_of_section_17 = (all_runs["method"] == "pipedream") & ~all_runs[BETA1].isin(FIRST_VALUES)
-        section_10 = Experiments(scale, all_runs[~is_of_section_17], scale.runs)
-        runs = load(folder)
+        tuned_runs = load_study_runs(scale.runs, scale.sweep("main"))
+        is_pipedream = tuned_runs["method"] == "pipedream"
+        is_of_section_17 = is_pipedream & ~tuned_runs[BETA1].isin(FIRST_VALUES)
+        tuned = Experiments(scale, tuned_runs, scale.runs)
+        section_10 = Experiments(scale, tuned_runs[~is_of_section_17], scale.runs)
         searched = {method: _choice_in(runs, folder, method) for method in SEARCHED}
         return cls(
             ours=_choice_of(tuned, OURS),

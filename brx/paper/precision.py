@@ -17,9 +17,9 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.paper.scales import ENDS
 from brx.paper.strict import FEWEST_SEEDS
+from brx.paper.study_runs import load_study_runs
 from brx.runs.aspects import differences
 from brx.runs.experiments import is_for_tuning
-from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.trajectory import SEED, trajectory_of
 from brx.sweep.conditions import first_match
@@ -90,9 +90,7 @@ def losses_in(folder: Path) -> Losses:
         UserError: the folder has no run of the study, two of the same arm, P and seed, or runs that
             differ in more than arm, P and seed.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEP}")
-    rows = _rows_of_the_study(load(folder))
+    rows = _rows_of_the_study(load_study_runs(folder, SWEEP))
     if rows.empty:
         raise UserError(f"{folder}: no runs of the study; make them with brx sweep {SWEEP}")
     _check_equal(rows)

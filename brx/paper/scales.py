@@ -18,10 +18,10 @@ import pandas as pd
 
 from brx.config.loading import PRESETS, Settings, find_config, preset_with
 from brx.errors import UserError
+from brx.paper.study_runs import load_study_runs
 from brx.runs.aspects import experiment_id, without_settings
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import load
 from brx.runs.run import read_run, unusual_optimizer_settings
 from brx.runs.trajectory import RATE
 
@@ -372,11 +372,7 @@ class Experiments:
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
         """Read the runs of a scale, by default from its own folder; UserError if there is none."""
         folder = folder or scale.runs
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}"
-            )
-        return cls(scale, load(folder), folder)
+        return cls(scale, load_study_runs(folder, scale.sweep("main")), folder)
 
     @property
     def notes(self) -> list[str]:

@@ -20,16 +20,18 @@ from brx.config.loading import preset_with
 from brx.errors import UserError, counted
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS, OURS
+from brx.paper.study_runs import load_study_runs
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import DEPTH, load
+from brx.runs.frames import DEPTH
 from brx.runs.slowdown import Reached, iteration_ratio
 from brx.runs.tables import slowdown_text
 from brx.runs.trajectory import RATE, SEED
 from brx.sweep.conditions import value_at
 
 RUNS = Path("results/similarity")
+SWEEPS = "configs/sweeps/similarity/*.yaml"
 COMMON_RATE = 1e-3
 WARMUP = "training.warmup_fraction"
 BATCH = "training.batch_size"
@@ -60,7 +62,7 @@ CAPTION = (
     "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, "
     "slowdown under the delays of 32 stages to each setting's own target (bars: 95 % where there "
     "are two seeds, arrows: lower bounds), and iterations that basis rotation saves; dashed: the "
-    "paper's numbers. Repeat: brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
+    f"paper's numbers. Repeat: brx sweep {SWEEPS}, brx plot similarity."
 )
 
 
@@ -179,12 +181,7 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
 def load_study(folder: Path) -> pd.DataFrame:
     """Read the runs in a folder and return their `study`; UserError if the folder has no runs of
     the study."""
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: no such folder, for the study's runs: brx sweep "
-            f"configs/sweeps/similarity/*.yaml"
-        )
-    return study(load([folder]))
+    return study(load_study_runs(folder, SWEEPS))
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from brx.paper.causes.arms import (
     arm_of,
     delay_of,
 )
+from brx.paper.study_runs import load_study_runs
 from brx.runs.comparison import (
     common_target,
     is_on_plateau,
@@ -30,7 +31,6 @@ from brx.runs.comparison import (
     with_diverged,
 )
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.frames import load
 from brx.runs.run import read_run
 from brx.runs.slowdown import Reached
 from brx.runs.trajectory import SEED
@@ -56,10 +56,9 @@ class Study:
     def load(cls, folder: Path) -> Study:
         """Read the runs in a folder; UserError if it has no run of the study, or two experiments of
         one arm and delay."""
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {SWEEPS}")
+        runs = at_best_rates(load_study_runs(folder, SWEEPS), with_diverged=True)
         by_place: dict[tuple[str, str], pd.DataFrame] = {}
-        for seeds in by_experiment(at_best_rates(load([folder]), with_diverged=True)):
+        for seeds in by_experiment(runs):
             config = read_run(Path(str(seeds.index[0]))).config
             arm = arm_of(config)
             delay = delay_of(config.pipeline)
