@@ -183,7 +183,7 @@ def test_hours_of_the_committed_runs():
     assert f"The {hours} hours were measured" in readme
 
 
-@pytest.mark.parametrize("study", ["tuned", "llama", "causes"])
+@pytest.mark.parametrize("study", ["tuned", "llama", "causes", "little-momentum"])
 def test_hours_of_the_runs_of_the_other_studies(study):
     summaries = sorted((ROOT / "results" / study).glob("*/summary.json"))
     seconds = [json.loads(path.read_text())["training_seconds"] for path in summaries]
