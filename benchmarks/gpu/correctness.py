@@ -69,6 +69,12 @@ TINY = (
 )
 
 ROTATED = ("optimizer.method=basis-rotation", "optimizer.lr=1e-3")
+IN_FP32 = (
+    *ROTATED,
+    "optimizer.rotation_precision=highest",
+    "optimizer.covariance_precision=highest",
+    "runtime.precision=fp32",
+)
 
 VARIANTS = {
     "base": ROTATED,
@@ -77,8 +83,8 @@ VARIANTS = {
     "2 ranks": (*ROTATED, "pipeline.devices=2", "runtime.share_gpus=true"),
     "4 ranks": (*ROTATED, "pipeline.devices=4", "runtime.share_gpus=true"),
     "compiled": (*ROTATED, "runtime.compile=true"),
-    "fp32": (*ROTATED, "runtime.precision=fp32"),
-    "fp32, on the CPU": (*ROTATED, "runtime.precision=fp32", "runtime.device=cpu"),
+    "fp32": IN_FP32,
+    "fp32, on the CPU": (*IN_FP32, "runtime.device=cpu"),
     "graphs": (*ROTATED, "runtime.graphs=true"),
     "AdamW": ("optimizer.method=pipedream",),
     "AdamW, graphs": ("optimizer.method=pipedream", "runtime.graphs=true"),

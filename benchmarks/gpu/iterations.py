@@ -41,21 +41,17 @@ from brx.train.device import autocast, choose_device, set_up
 PLAIN = "plain loop"
 ADAMW = "pipedream"
 GRAPHS = "runtime.graphs=true"
-TF32 = ["optimizer.rotation_precision=tf32", "optimizer.covariance_precision=tf32"]
+FP32_COVARIANCES = "optimizer.covariance_precision=highest"
+FP32 = ["optimizer.rotation_precision=highest", FP32_COVARIANCES]
 VARIANTS: dict[str, list[str]] = {
     "pipedream": [],
     "pipedream, graphs": [GRAPHS],
     "basis-rotation": [],
     "basis-rotation, graphs": [GRAPHS],
-    "basis-rotation, TF32 rotations": ["optimizer.rotation_precision=tf32"],
-    "basis-rotation, TF32": TF32,
+    "basis-rotation, fp32": FP32,
+    "basis-rotation, TF32 rotations": ["optimizer.rotation_precision=tf32", FP32_COVARIANCES],
     "basis-rotation, covariance at refreshes": ["optimizer.covariance=refresh"],
-    "basis-rotation, TF32, covariance at refreshes": [*TF32, "optimizer.covariance=refresh"],
-    "basis-rotation, TF32, covariance at refreshes, graphs": [
-        *TF32,
-        "optimizer.covariance=refresh",
-        GRAPHS,
-    ],
+    "basis-rotation, covariance at refreshes, graphs": ["optimizer.covariance=refresh", GRAPHS],
     "basis-rotation, 1st unilateral": [
         "optimizer.source=1st",
         "optimizer.geometry=unilateral",
@@ -65,7 +61,7 @@ VARIANTS: dict[str, list[str]] = {
     "muon": [],
 }
 """Settings by variant, whose name begins with its method. Every variant runs at every P, those with
-graphs only on a GPU."""
+graphs only on a GPU. The products of basis rotation are in TF32 where no precision is named."""
 
 PROFILED = 10
 """Iterations under the profiler; one of them has a refresh of basis rotation."""

@@ -40,6 +40,8 @@ NUM_GRADIENTS = 4
 LEAST_SHARE = 0.7
 """A variant is kept if it gains at least this share of what was predicted."""
 COMPILED = "compiled"
+IN_FP32 = {"rotation_precision": "highest", "covariance_precision": "highest"}
+"""What the variants have where they name no precision."""
 VARIANTS: dict[str, dict[str, object]] = {
     "fp32": {},
     COMPILED: {"compiled": True},
@@ -242,7 +244,8 @@ def stepper(
     """A function that takes step n, and the weights that it changes."""
     shapes = [gradient.shape for gradient in gradients[0]]
     weights = [torch.zeros(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
-    optimizer = BasisRotation(weights, frequency=FREQUENCY, **arguments)  # type: ignore[arg-type]
+    options = {**IN_FP32, **arguments}
+    optimizer = BasisRotation(weights, frequency=FREQUENCY, **options)  # type: ignore[arg-type]
 
     def step(number: int) -> None:
         chosen = gradients[number % len(gradients)]

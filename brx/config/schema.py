@@ -59,6 +59,10 @@ class Section(BaseModel):
         serialize_by_alias=True,
     )
 
+    def beyond_defaults(self) -> dict[str, Any]:
+        """The settings that are not defaults, as JSON has them."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
 
 def check_free_values(values: Any, where: str) -> None:
     """ValueError for a value of a user's own option that config.yaml would not give back as it is.
@@ -600,6 +604,13 @@ RefreshSchedule = Literal[
 ]
 
 
+PRECISIONS = ("rotation_precision", "covariance_precision")
+"""The settings of basis rotation that say how exactly a product is computed."""
+FP32_ON_A_CPU = ("auto", "highest")
+"""Values of these that tell no runs apart. On a CPU they are the same; on a GPU they differ in
+rounding, as devices do."""
+
+
 class BasisRotationConfig(MatrixOptimizerSection):
     """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
 
@@ -619,12 +630,12 @@ class BasisRotationConfig(MatrixOptimizerSection):
     covariance: Literal["step", "refresh", "interval"] = "step"
     """Which gradients enter the covariances: all (step), those at refreshes (refresh, algorithm 2
     as printed), or those at refreshes weighted for the whole interval (interval)."""
-    rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
-    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's
-    matrix units."""
-    covariance_precision: Literal["highest", "tf32"] = "highest"
-    """Products of the covariances: fp32 or TF32; their averages stay in fp32. Needs `source:
-    2nd`."""
+    rotation_precision: Literal["auto", "highest", "tf32", "bf16"] = "auto"
+    """Products of the rotations: fp32 (highest), TF32, or bf16 in two parts (16 bits), faster on a
+    GPU's matrix units. `auto`: TF32 on CUDA, fp32 elsewhere."""
+    covariance_precision: Literal["auto", "highest", "tf32"] = "auto"
+    """Products of the covariances: fp32 or TF32; their averages stay in fp32. `auto`: TF32 on CUDA,
+    fp32 elsewhere. TF32 needs `source: 2nd`."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's
     algorithm)."""
@@ -635,13 +646,13 @@ class BasisRotationConfig(MatrixOptimizerSection):
     @model_validator(mode="after")
     def _as_published_decides(self) -> Self:
         refuse(
-            self.source == "1st" and self.covariance_precision != "highest",
+            self.source == "1st" and self.covariance_precision == "tf32",
             "covariance_precision needs source 2nd: 1st keeps no covariances",
         )
         is_default = (
             self.covariance == "step"
-            and self.rotation_precision == "highest"
-            and self.covariance_precision == "highest"
+            and self.rotation_precision in FP32_ON_A_CPU
+            and self.covariance_precision in FP32_ON_A_CPU
             and self.first_refresh == 2
         )
         refuse(
@@ -650,6 +661,13 @@ class BasisRotationConfig(MatrixOptimizerSection):
             "first_refresh: leave them out",
         )
         return self
+
+    def beyond_defaults(self) -> dict[str, Any]:
+        chosen = super().beyond_defaults()
+        for key in PRECISIONS:
+            if chosen.get(key) in FP32_ON_A_CPU:
+                del chosen[key]
+        return chosen
 
 
 class DelayCompensationConfig(OptimizerSection):

@@ -62,7 +62,7 @@ from .parameter_state import (
     state_shapes,
 )
 from .published import published_update
-from .reduced_precision import Precision, factor_rounding, fp32_products
+from .reduced_precision import factor_rounding, fp32_products
 from .refresh import accumulate_covariances, estimate_eigenbasis
 from .roles import Role, has_roles, looks_like_a_table, roles
 from .saved_order import check_entries, in_own_order
@@ -196,8 +196,8 @@ class BasisRotation(Optimizer):
         first_refresh: int = 2,
         covariance: Literal["step", "refresh", "interval"] = "step",
         staggered: bool = False,
-        rotation_precision: Precision = "highest",
-        covariance_precision: Literal["highest", "tf32"] = "highest",
+        rotation_precision: Literal["auto", "highest", "tf32", "bf16"] = "auto",
+        covariance_precision: Literal["auto", "highest", "tf32"] = "auto",
         maximize: bool = False,
         rotate: bool = True,
         max_dim: int | None = 16_384,

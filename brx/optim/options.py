@@ -16,9 +16,11 @@ CHOICES = {
     "source": ("2nd", "1st"),
     "geometry": ("bilateral", "unilateral"),
     "covariance": ("step", "refresh", "interval"),
-    "rotation_precision": ("highest", "tf32", "bf16"),
-    "covariance_precision": ("highest", "tf32"),
+    "rotation_precision": ("auto", "highest", "tf32", "bf16"),
+    "covariance_precision": ("auto", "highest", "tf32"),
 }
+PRECISIONS = ("rotation_precision", "covariance_precision")
+WITHOUT_A_CHOICE = ("auto", "highest")  # of a precision: what can stand where it has no meaning
 NUMBERS = ("lr", "eps", "weight_decay")
 FLAGS = ("staggered", "maximize", "rotate", "as_published")
 NONE_MEANS = {
@@ -86,8 +88,8 @@ def check_options(group: Group) -> None:
             raise ValueError(f"a parameter group has no {name}: add groups with add_param_group")
         if not accepts(group[name]):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
-    is_full = group["covariance_precision"] == "highest"
-    if group["source"] == "1st" and not is_full:
+    has_reduced_covariances = group["covariance_precision"] not in WITHOUT_A_CHOICE
+    if group["source"] == "1st" and has_reduced_covariances:
         raise ValueError(
             f"Invalid covariance_precision={group['covariance_precision']!r}: source '1st' keeps no"
             " covariances"
@@ -98,7 +100,9 @@ def check_options(group: Group) -> None:
         raise ValueError(
             f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)"
         )
-    if group["rotation_precision"] != "highest" or not is_full or group["first_refresh"] != 2:
+    has_reduced_rotations = group["rotation_precision"] not in WITHOUT_A_CHOICE
+    has_other_start = group["first_refresh"] != 2
+    if has_reduced_rotations or has_reduced_covariances or has_other_start:
         raise ValueError(
             "as_published has its own rotation_precision, covariance_precision and first_refresh:"
             " leave them out"

@@ -5,12 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Precision = Literal["highest", "tf32", "bf16"]
+LEAST_CAPABILITY = (8, 0)  # of a GPU of NVIDIA's with TF32: Ampere
+
+
+def precision_on(device: torch.device, asked: str) -> str:
+    """The precision of products on a device. "auto" is TF32 where the device has it, else fp32
+    ("highest"); any other is what was asked for."""
+    if asked != "auto":
+        return asked
+    return "tf32" if _has_tf32(device) else "highest"
+
+
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 def product(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .matrix_batch import BatchLayout, MatrixBatch
-from .options import Group, form_options, shared_options
+from .options import PRECISIONS, Group, form_options, shared_options
+from .reduced_precision import precision_on
 from .roles import Role, has_roles
 from .shards import rotation_cost
 from .step_member import Due, StepMember
@@ -33,14 +34,15 @@ class StepOptions:
     def __init__(self, options: Group, roles: dict[Tensor, Role]) -> None:
         self._options = options
         self._roles = {} if has_roles(options) else roles
-        self._by_role: dict[Role | None, tuple[Group, tuple[object, ...]]] = {}
+        self._known: dict[tuple[Role | None, torch.device], tuple[Group, tuple[object, ...]]] = {}
 
     def of(self, parameter: Tensor) -> Group:
-        return self._of_role(parameter)[0]
+        """A parameter's options, with the precisions of products that its device has."""
+        return self._both(parameter)[0]
 
     def form(self, parameter: Tensor) -> tuple[object, ...]:
         """Everything that decides which state a parameter has."""
-        return parameter.shape, parameter.dtype, parameter.device, self._of_role(parameter)[1]
+        return parameter.shape, parameter.dtype, parameter.device, self._both(parameter)[1]
 
     def of_member(self, member: StepMember) -> Group:
         """A parameter's options; `rest_factor` scales the learning rate of one that is not
@@ -51,12 +53,15 @@ class StepOptions:
             return options
         return {**options, "lr": options["lr"] * float(factor)}
 
-    def _of_role(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
+    def _both(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
+        """A parameter's options, and their part that decides its state."""
         role = self._roles.get(parameter)
-        if role not in self._by_role:
+        place = role, parameter.device
+        if place not in self._known:
             options = self._options if role is None else role.over(self._options)
-            self._by_role[role] = options, form_options(options)
-        return self._by_role[role]
+            precisions = {n: precision_on(parameter.device, options[n]) for n in PRECISIONS}
+            self._known[place] = {**options, **precisions}, form_options(options)
+        return self._known[place]
 
 
 @dataclass

@@ -38,6 +38,7 @@ def configured_rates(config: RunConfig, device: MeasuredRates = H100) -> StepRat
     """The rates in the configured precisions. Refreshes are in fp32 always."""
     assert isinstance(config.optimizer, BasisRotationConfig)
     by_precision = {
+        "auto": device.tf32,
         "highest": device.fp32,
         "tf32": device.tf32,
         "bf16": device.bf16 / 3,  # a product of factors in two parts is three

@@ -228,7 +228,7 @@ def unusual_optimizer_settings(config: RunConfig) -> list[str]:
     Settings that `Run.method` or `Run.variant` names in its own words are left out.
     """
     optimizer = config.optimizer
-    unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
+    unusual = {key: getattr(optimizer, key) for key in optimizer.beyond_defaults()}
     unusual |= unusual.pop("arguments", {})  # the arguments of an optimizer of the user's choice
     named = NAMED
     if isinstance(optimizer, BasisRotationConfig):

@@ -253,9 +253,9 @@ def _experiment(
     for by_seed in by_loss:
         iterations.append([_rounded(run) for run in by_seed.values()])
     config = read_run(Path(str(seeds.index[0]))).config
-    optimizer = config.optimizer.model_dump(
-        mode="json", exclude_defaults=True, exclude={"lr", "facts"}
-    )
+    optimizer = config.optimizer.beyond_defaults()
+    for key in ("lr", "facts"):
+        optimizer.pop(key, None)
     pipeline = config.pipeline.model_dump(mode="json", include={"stash", "forecast"})
     return Experiment(
         method=method,

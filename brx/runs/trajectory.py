@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brx.config.loading import sections_of_code
-from brx.config.schema import CheckpointConfig, DelayCode, LoggingConfig, RunConfig
+from brx.config.schema import (
+    FP32_ON_A_CPU,
+    PRECISIONS,
+    CheckpointConfig,
+    DelayCode,
+    LoggingConfig,
+    RunConfig,
+)
 from brx.config.user_code import name_without_folder
 
 RATE = "optimizer.lr"
@@ -92,9 +99,13 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         config: the settings of the run.
         with_defaults: include settings that have their default values.
     """
-    trajectory = deciding_settings(
-        config.model_dump(mode="json", exclude_defaults=not with_defaults)
-    )
+    settings = config.model_dump(mode="json", exclude_defaults=not with_defaults)
+    if not with_defaults and "optimizer" in settings:
+        settings["optimizer"] = config.optimizer.beyond_defaults()
+    trajectory = deciding_settings(settings)
+    for key in PRECISIONS:
+        if trajectory.get("optimizer", {}).get(key) in FP32_ON_A_CPU:
+            trajectory["optimizer"][key] = "highest"
     for settings in sections_of_code(trajectory):
         settings.pop("facts", None)  # they follow from the file
     if "method" in trajectory.get("optimizer", {}):

@@ -381,6 +381,19 @@ def test_rotation_precision_stays_within_its_error(precision, bound, source, geo
     assert bound / 200 < error < bound
 
 
+@pytest.mark.parametrize(("has_tf32", "same_as"), [(False, "highest"), (True, "tf32")])
+def test_default_precision_is_that_of_the_device(has_tf32, same_as, monkeypatch):
+    monkeypatch.setattr("brx.optim.reduced_precision._has_tf32", lambda device: has_tf32)
+    gradients = full_rank_gradients(11, 24, 40, dtype=torch.float32)
+    weights = []
+    for options in ({}, {"rotation_precision": same_as, "covariance_precision": same_as}):
+        (parameter,) = parameters(1, 24, 40)
+        optimizer = BasisRotation([parameter], frequency=5, **options)
+        take_steps(optimizer, [parameter], [gradients])
+        weights.append(parameter)
+    assert torch.equal(*weights)
+
+
 @every_strategy
 def test_rotation_precision_spares_the_bases(source, geometry):
     gradients = full_rank_gradients(11, 24, 40, dtype=torch.float32)

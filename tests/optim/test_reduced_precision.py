@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from brx.optim.reduced_precision import (
+    _has_tf32,
     _split,
     add_product,
     fp32_products,
+    precision_on,
     product,
     round_to_tf32,
 )
@@ -20,6 +22,43 @@ def matrices(seed, *shape):
     # Sizes over six orders of magnitude, as gradients have.
     scales = 10.0 ** (6 * torch.rand(shape, generator=generator) - 3)
     return torch.randn(shape, generator=generator) * scales
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """Sets the capability of all GPUs, whether or not there are any."""
+
+    def set_to(major, minor):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (major, minor))
+
+    _has_tf32.cache_clear()
+    yield set_to
+    _has_tf32.cache_clear()
+
+
+def test_auto_is_fp32_on_a_cpu():
+    assert precision_on(torch.device("cpu"), "auto") == "highest"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [((7, 5), "highest"), ((8, 0), "tf32"), ((9, 0), "tf32")]
+)
+def test_auto_is_tf32_where_a_gpu_has_it(version, expected, capability):
+    capability(*version)
+    assert precision_on(torch.device("cuda", 0), "auto") == expected
+
+
+def test_auto_is_fp32_on_a_gpu_of_another_make(capability, monkeypatch):
+    capability(9, 4)
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    assert precision_on(torch.device("cuda", 0), "auto") == "highest"
+
+
+@pytest.mark.parametrize("asked", ["highest", "tf32", "bf16"])
+def test_a_precision_that_is_named_holds_everywhere(asked, capability):
+    capability(9, 0)
+    assert precision_on(torch.device("cuda", 0), asked) == asked
+    assert precision_on(torch.device("cpu"), asked) == asked
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,13 @@ ROOT = Path(__file__).parents[2]
 WIDTH, BLOCKS, TOKENS = 1728, 24, 4096
 
 
+# All products in fp32. Without these settings, the plan is for CUDA, where TF32 is the default.
+IN_FP32 = {"rotation_precision": "highest", "covariance_precision": "highest"}
+
+
 def paper_1b(*overrides):
-    return load_config("paper-1b", ["optimizer={method: basis-rotation}", *overrides])
+    in_fp32 = [f"optimizer.{key}={value}" for key, value in IN_FP32.items()]
+    return load_config("paper-1b", ["optimizer={method: basis-rotation}", *in_fp32, *overrides])
 
 
 def seconds_by_hand(rotations, covariances, refreshes):
@@ -52,6 +57,13 @@ def test_least_micro_batches_are_those_by_hand(precision, rotations):
 def test_covariances_count_in_their_own_precision():
     config = paper_1b("optimizer.covariance_precision=tf32")
     update, passes = seconds_by_hand(50e12, 400e12, 50e12)
+    least = least_micro_batches(config, configured_rates(config, ROUND))
+    assert least == math.ceil(update / (0.25 * passes))
+
+
+def test_the_default_is_tf32_without_the_refreshes():
+    config = load_config("paper-1b", ["optimizer={method: basis-rotation}"])
+    update, passes = seconds_by_hand(400e12, 400e12, 50e12)
     least = least_micro_batches(config, configured_rates(config, ROUND))
     assert least == math.ceil(update / (0.25 * passes))
 
@@ -87,7 +99,7 @@ def test_other_methods_have_no_such_line():
 
 def test_plan_prints_the_least(printed):
     text = printed("plan", "paper-1b", "--set", "optimizer.method=basis-rotation")
-    config = paper_1b()
+    config = load_config("paper-1b", ["optimizer={method: basis-rotation}"])
     least = least_micro_batches(config, configured_rates(config))
     expected = f"at most 1.25 times from M = {least} ({least * 4096:,} tokens per update) on"
     assert expected in " ".join(text.split())
@@ -97,10 +109,13 @@ def test_plan_prints_the_least(printed):
 def test_page_has_the_counted_tokens(preset):
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith(f"| `{preset}` | "))
-    printed = [int(cell.replace(",", "")) for cell in row.split("|")[2:5]]
+    printed = [int(cell.replace(",", "")) for cell in row.split("|")[2:6]]
+    in_fp32 = [f"optimizer.{key}={value}" for key, value in IN_FP32.items()]
+    fp32 = load_config(preset, ["optimizer.method=basis-rotation", *in_fp32])
     config = load_config(preset, ["optimizer.method=basis-rotation"])
     never = load_config(preset, ["optimizer={method: basis-rotation, frequency: 1000000}"])
     expected = [
+        least_micro_batches(fp32, configured_rates(fp32)),
         least_micro_batches(config, configured_rates(config)),
         least_micro_batches(config, rates_in_tf32(config)),
         least_micro_batches(never, rates_in_tf32(never)),
