@@ -63,10 +63,11 @@ def _too_little(
     else:
         who = f"rank {world.rank} (stages {largest.stages[0]}-{largest.stages[-1]})"
     remedies: list[str] = []
-    # More ranks on the same machine share its memory: only a device of its own helps.
     if not free.is_shared or world.num_ranks == 1:
         remedies = what_would_fit(config, device.type, free.num_bytes)
-    if free.is_shared:
+    # More ranks on the same machine share its memory: only a device of its own helps. Where a limit
+    # holds for each process, ranks that talk to each other use up far more of it than one alone.
+    if device.type != "cuda":
         remedies = [remedy for remedy in remedies if "pipeline.devices" not in remedy]
     would = f"; would fit: {' or '.join(remedies)}" if remedies else ""
     return (

@@ -129,6 +129,18 @@ def test_limit_of_a_process_counts_per_rank(four_ranks, monkeypatch):
         check_memory(config, CPU, FourRanksOnTwoMachines(), ranges)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_more_ranks_are_no_remedy_on_a_cpu(is_shared, tmp_path, monkeypatch):
+    """They share the machine, and use up far more of a process's limit than one alone."""
+    config = tiny_config(tmp_path)
+    num_bytes = plan_memory(config, "cpu")[0].peak * 2 // 3
+    assert "pipeline.devices" in what_would_fit(config, "cpu", num_bytes)[0]
+    _leave_free(monkeypatch, num_bytes, is_shared=is_shared)
+    with pytest.raises(UserError, match=r"^not enough memory: rank 0") as told:
+        check_memory(config, CPU, World(), [range(4)])
+    assert "pipeline.devices" not in str(told.value)
+
+
 def test_larger_limit_may_be_the_one_that_refuses(four_ranks, monkeypatch):
     config, ranges, peaks = four_ranks
     limits = [Free(peaks[2], "under a limit", False), Free(peaks[2] + 1, "on cpu", True)]
