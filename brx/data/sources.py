@@ -413,7 +413,7 @@ def _in_one_line(kind: type[Exception], what: str, remedy: str = "") -> Iterator
         raise kind(f"data.source: {what}: not UTF-8 text; convert it first{remedy}") from None
     except Exception as error:
         cause = error.__cause__ or error
-        shown = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+        shown = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
         raise kind(f"data.source: {what}: {shown}{remedy}") from None
 
 

@@ -57,9 +57,11 @@ def _refusing_size(model: ModelSection) -> Iterator[None]:
         message = str(error).partition("\n")[0]
         if not any(words in str(error).lower() for words in TOO_LARGE):
             raise
+        # Each parameter takes memory for a moment. If little is free, even a small one gets none.
+        where = " in the memory that is free" if "allocate memory" in message.lower() else ""
         raise UserError(
-            f"model {model.in_words}: too large to plan, with {model.sequence_length} tokens per "
-            f"example (model.sequence_length) and this training.batch_size: {message[:200]}"
+            f"model {model.in_words}: too large to plan{where}, with {model.sequence_length} tokens"
+            f" per example (model.sequence_length) and this training.batch_size: {message[:200]}"
         ) from None
 
 

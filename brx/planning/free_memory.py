@@ -2,20 +2,40 @@
 
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a device, or of the machine for a CPU; None if that is not known."""
+class Free(NamedTuple):
+    """Bytes that are free under one limit.
+
+    Attributes:
+        num_bytes: their number.
+        where: the limit, as messages name it after the number.
+        is_shared: the ranks of a machine share them. Otherwise each rank has as many.
+    """
+
+    num_bytes: int
+    where: str
+    is_shared: bool
+
+
+def free_memory(device: torch.device) -> list[Free]:
+    """What is free under each limit that is known, the least first."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return [Free(torch.cuda.mem_get_info(device)[0], f"on {device}", is_shared=False)]
     if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = (_available_on_host(), _available_in_container(), _available_in_address_space())
-    return min((limit for limit in limits if limit is not None), default=None)
+        left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return [Free(left, f"on {device}", is_shared=True)]
+    limits = (
+        (_available_on_host(), f"on {device}", True),
+        (_available_in_container(), "under the control group's limit", True),
+        (_available_in_address_space(), "under the limit of a process (ulimit -v)", False),
+    )
+    return sorted(Free(left, where, shared) for left, where, shared in limits if left is not None)
 
 
 def _available_on_host() -> int | None:

@@ -10,7 +10,7 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.pipeline.world import World
 from brx.planning.cuts import possible_cuts
-from brx.planning.free_memory import free_memory
+from brx.planning.free_memory import Free, free_memory
 from brx.planning.margin import MARGIN, usable
 from brx.planning.plan import Phase, RankMemory, plan_memory
 
@@ -34,19 +34,28 @@ def check_memory(
     """
     ranks = plan_memory(config, device.type, ranges)
     own = ranks[world.rank]
-    is_shared = device.type != "cuda"
-    sharing = [own]
-    if is_shared:
-        first = world.rank - world.local_rank
-        sharing = ranks[first : first + world.num_local_ranks]
-    needed = sum(rank.peak for rank in sharing)
-    if config.runtime.compile:
-        # Only half of the activations is certain to be kept: compiled blocks may compute norms and
-        # GELU again instead.
-        needed -= sum(rank.activations // 2 for rank in sharing)
-    free = free_memory(device)
-    if free is None or needed <= free:
-        return own
+    first = world.rank - world.local_rank
+    for free in free_memory(device):
+        sharing = ranks[first : first + world.num_local_ranks] if free.is_shared else [own]
+        needed = sum(rank.peak for rank in sharing)
+        if config.runtime.compile:
+            # Only half of the activations is certain to be kept: compiled blocks may compute norms
+            # and GELU again instead.
+            needed -= sum(rank.activations // 2 for rank in sharing)
+        if needed > free.num_bytes:
+            raise UserError(_too_little(config, device, world, sharing, needed, free))
+    return own
+
+
+def _too_little(
+    config: RunConfig,
+    device: torch.device,
+    world: World,
+    sharing: Sequence[RankMemory],
+    needed: int,
+    free: Free,
+) -> str:
+    """What is needed, what is free, and which changes would help."""
     largest = max(sharing, key=lambda rank: rank.peak)
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in present(largest.fullest))
     if len(sharing) > 1:
@@ -54,15 +63,16 @@ def check_memory(
     else:
         who = f"rank {world.rank} (stages {largest.stages[0]}-{largest.stages[-1]})"
     remedies: list[str] = []
-    # More ranks on the same machine share its memory: only a device of its own helps.
-    if not is_shared or world.num_ranks == 1:
-        remedies = what_would_fit(config, device.type, free)
-    if is_shared:
+    if not free.is_shared or world.num_ranks == 1:
+        remedies = what_would_fit(config, device.type, free.num_bytes)
+    # More ranks on the same machine share its memory: only a device of its own helps. Where a limit
+    # holds for each process, ranks that talk to each other use up far more of it than one alone.
+    if device.type != "cuda":
         remedies = [remedy for remedy in remedies if "pipeline.devices" not in remedy]
     would = f"; would fit: {' or '.join(remedies)}" if remedies else ""
-    raise UserError(
+    return (
         f"not enough memory: {who}: {needed / 1e9:.2f} GB needed ({parts}; see brx plan),"
-        f" {free / 1e9:.2f} GB free on {device}{would}"
+        f" {free.num_bytes / 1e9:.2f} GB free {free.where}{would}"
     )
 
 

@@ -118,7 +118,9 @@ def _parse(run: Path) -> Parsed:
         if summary_path.is_file():
             summary = parse_summary(read_text(summary_path))
     except ValueError as error:
-        raise UserError(f"{summary_path}: not readable: {error}") from None
+        raise UserError(
+            f"{summary_path}: not readable: {error}; restore it, or train the run again"
+        ) from None
     return Parsed(read_settings(run / "config.yaml"), summary, read_curves(run))
 
 

@@ -139,9 +139,9 @@ def _note_unknown_delays(runs: Sequence[Run]) -> None:
             unknown.append(str(run.path))
     if unknown and not is_allowed():
         print(
-            f"brx: note: {first_names(unknown)}: trained before brx noted the delays of a delay "
-            f"function, which are left out; brx {RUN_CODE} COMMAND ... runs the function, of code "
-            f"that came with the run",
+            f"brx: note: {first_names(unknown)}: the delays of a delay function are left out: they "
+            f"are not on record, as in runs of an older brx; `brx {RUN_CODE} COMMAND ...` asks the "
+            f"function, which runs code that came with the run",
             file=sys.stderr,
         )
 

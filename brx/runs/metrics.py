@@ -366,7 +366,9 @@ def _from_compact(path: Path) -> Curves:
             arrays["val_loss"],
         )
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path}: not readable: {error}") from None
+        raise UserError(
+            f"{path}: not readable: {error}; restore it, or export the run again"
+        ) from None
 
 
 def _check_curve(arrays: Mapping[str, NDArray[np.float64]], places: str, values: str) -> None:

@@ -365,7 +365,7 @@ def test_stream_that_breaks_off_is_told(hub, monkeypatch):
 
 def test_hub_out_of_reach_is_one_line(hub, monkeypatch):
     def unreachable(api, name, timeout):
-        raise ConnectionError("[Errno -2] Name or service\nnot known")
+        raise ConnectionError("[Errno -2] Name or service\nnot known.")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     message = (

@@ -5,7 +5,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from brx.config.schema import GPTConfig, LlamaConfig
-from brx.model.sizes import block_activation_bytes, stage_forward_flops
+from brx.errors import UserError
+from brx.model import sizes
+from brx.model.sizes import block_activation_bytes, stage_forward_flops, stage_sizes
 from brx.model.stage import whole_model
 
 GPT = GPTConfig(blocks=3, width=24, heads=3, sequence_length=10)
@@ -61,3 +63,16 @@ def test_activations_are_those_that_a_block_keeps(config):
     assert output.shape == stream.shape
     planned = block_activation_bytes(config, 0, BATCH, bf16=False, device_type="cpu")
     assert planned == pytest.approx(sum(kept.values()), rel=0.1)
+
+
+def test_planning_without_memory_does_not_blame_the_model_alone(monkeypatch):
+    """Under a tight `ulimit -v`, even a small parameter gets no memory."""
+
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to take 8 bytes")
+
+    monkeypatch.setattr(sizes, "make_model", full)
+    model = GPTConfig(blocks=1, width=9, heads=1, sequence_length=2)  # no other test plans it
+    expected = r"^model .* too large to plan in the memory that is free, with .* take 8 bytes$"
+    with pytest.raises(UserError, match=expected):
+        stage_sizes(model, 256, range(1))

@@ -8,6 +8,7 @@ from brx.errors import UserError
 from brx.model.stage import partition
 from brx.pipeline.world import World
 from brx.planning import placement
+from brx.planning.free_memory import Free
 from brx.planning.margin import MARGIN
 from brx.planning.placement import (
     check_memory,
@@ -23,6 +24,11 @@ from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
 CPU = torch.device("cpu")
+
+
+def _leave_free(monkeypatch, num_bytes, where="on cpu", *, is_shared=True):
+    free = [Free(num_bytes, where, is_shared)]
+    monkeypatch.setattr(placement, "free_memory", lambda device: free)
 
 
 @pytest.mark.parametrize("memory", [6e9, 16e9, 30e9, 45e9])
@@ -44,7 +50,7 @@ def too_large(tmp_path, monkeypatch):
     """A run that lacks one byte."""
     config = tiny_config(tmp_path, "training.batch_size=64", "checkpoint.background=false")
     needed = plan_memory(config, "cpu")[0].peak
-    monkeypatch.setattr(placement, "free_memory", lambda device: needed - 1)
+    _leave_free(monkeypatch, needed - 1)
     return config
 
 
@@ -61,7 +67,7 @@ def test_run_that_cannot_fit_is_refused(too_large, tmp_path):
 def test_copy_for_a_checkpoint_is_given_up_first(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
     needed = plan_memory(config, "cpu")[0].peak
-    monkeypatch.setattr(placement, "free_memory", lambda device: needed - 1)
+    _leave_free(monkeypatch, needed - 1)
     with pytest.raises(UserError, match=r"would fit: checkpoint\.background=false$"):
         check_memory(config, CPU, World(), [range(4)])
 
@@ -69,7 +75,7 @@ def test_copy_for_a_checkpoint_is_given_up_first(tmp_path, monkeypatch):
 def test_run_that_just_fits_is_planned(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
     needed = plan_memory(config, "cpu")[0].peak
-    monkeypatch.setattr(placement, "free_memory", lambda device: needed)
+    _leave_free(monkeypatch, needed)
     assert check_memory(config, CPU, World(), [range(4)]).peak == needed
 
 
@@ -98,23 +104,55 @@ def four_ranks(tmp_path):
 
 def test_ranks_of_one_machine_share_its_memory(four_ranks, monkeypatch):
     config, ranges, peaks = four_ranks
-    monkeypatch.setattr(placement, "free_memory", lambda device: peaks[2] + peaks[3])
+    _leave_free(monkeypatch, peaks[2] + peaks[3])
     own = check_memory(config, CPU, FourRanksOnTwoMachines(), ranges)
     assert own.stages == range(2, 3)
 
 
 def test_ranks_that_do_not_fit_together_are_refused(four_ranks, monkeypatch):
     config, ranges, peaks = four_ranks
-    monkeypatch.setattr(placement, "free_memory", lambda device: peaks[2] + peaks[3] - 1)
+    _leave_free(monkeypatch, peaks[2] + peaks[3] - 1)
     expected = "not enough memory: 2 ranks on this machine, the largest: "
     with pytest.raises(UserError, match=expected):
+        check_memory(config, CPU, FourRanksOnTwoMachines(), ranges)
+
+
+def test_limit_of_a_process_counts_per_rank(four_ranks, monkeypatch):
+    """`ulimit -v` leaves each rank as much, whatever the others take."""
+    config, ranges, peaks = four_ranks
+    limit = "under the limit of a process (ulimit -v)"
+    _leave_free(monkeypatch, peaks[2], limit, is_shared=False)
+    assert check_memory(config, CPU, FourRanksOnTwoMachines(), ranges).peak == peaks[2]
+    _leave_free(monkeypatch, peaks[2] - 1, limit, is_shared=False)
+    expected = r"^not enough memory: rank 2 \(stages 2-2\): .* GB free under the limit of a process"
+    with pytest.raises(UserError, match=expected):
+        check_memory(config, CPU, FourRanksOnTwoMachines(), ranges)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_more_ranks_are_no_remedy_on_a_cpu(is_shared, tmp_path, monkeypatch):
+    """They share the machine, and use up far more of a process's limit than one alone."""
+    config = tiny_config(tmp_path)
+    num_bytes = plan_memory(config, "cpu")[0].peak * 2 // 3
+    assert "pipeline.devices" in what_would_fit(config, "cpu", num_bytes)[0]
+    _leave_free(monkeypatch, num_bytes, is_shared=is_shared)
+    with pytest.raises(UserError, match=r"^not enough memory: rank 0") as told:
+        check_memory(config, CPU, World(), [range(4)])
+    assert "pipeline.devices" not in str(told.value)
+
+
+def test_larger_limit_may_be_the_one_that_refuses(four_ranks, monkeypatch):
+    config, ranges, peaks = four_ranks
+    limits = [Free(peaks[2], "under a limit", False), Free(peaks[2] + 1, "on cpu", True)]
+    monkeypatch.setattr(placement, "free_memory", lambda device: limits)
+    with pytest.raises(UserError, match=r"2 ranks on this machine, .* GB free on cpu$"):
         check_memory(config, CPU, FourRanksOnTwoMachines(), ranges)
 
 
 def test_gpus_of_one_machine_share_nothing(four_ranks, monkeypatch):
     config, ranges, _ = four_ranks
     peaks = [rank.peak for rank in plan_memory(config, "cuda", ranges)]
-    monkeypatch.setattr(placement, "free_memory", lambda device: peaks[2])
+    _leave_free(monkeypatch, peaks[2], "on cuda", is_shared=False)
     own = check_memory(config, torch.device("cuda"), FourRanksOnTwoMachines(), ranges)
     assert own.peak == peaks[2]
 

@@ -586,7 +586,9 @@ SUMMARIES = {
 def test_damaged_summary_is_one_line(content, tmp_path, capsys):
     summary = write_run(tmp_path, "a").path / "summary.json"
     summary.write_text(content)
-    assert f"{summary}: not readable" in slowdown_command(capsys, tmp_path, code=2).err
+    error = slowdown_command(capsys, tmp_path, code=2).err
+    assert f"{summary}: not readable" in error
+    assert "; restore it, or train the run again\n" in error
 
 
 @pytest.mark.parametrize(
@@ -614,3 +616,4 @@ def test_damaged_curves_are_one_line(name, damage, problem, tmp_path, capsys):
     np.savez(path, **{**arrays, name: damage(arrays[name])})
     error = slowdown_command(capsys, tmp_path / "compact", code=2).err
     assert f"{path}: not readable: {problem}" in error
+    assert "; restore it, or export the run again\n" in error
