@@ -261,7 +261,7 @@ def conjunction(verdicts: Sequence[StrictOrNotRun]) -> StrictOrNotRun:
 # The figure.
 
 CAPTION = (
-    "Does delay cost Llama's blocks as much as GPT's? *Rates alone*: the runs of the headline, for "
+    "Does delay cost Llama's blocks as much as GPT's? *Rates alone*: the runs of the claims, for "
     "which no second setting was searched. Above: final validation loss without delay "
     "(hollow) and under the delays of 32 stages (filled); bars: range over seeds. Below: how far "
     "basis rotation ends below each rival under these delays, and the part that is there without "
