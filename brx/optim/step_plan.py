@@ -38,11 +38,12 @@ class StepOptions:
 
     def of(self, parameter: Tensor) -> Group:
         """A parameter's options, with the precisions of products that its device has."""
-        return self._both(parameter)[0]
+        return self._options_and_form(parameter)[0]
 
     def form(self, parameter: Tensor) -> tuple[object, ...]:
         """Everything that decides which state a parameter has."""
-        return parameter.shape, parameter.dtype, parameter.device, self._both(parameter)[1]
+        _, deciding = self._options_and_form(parameter)
+        return parameter.shape, parameter.dtype, parameter.device, deciding
 
     def of_member(self, member: StepMember) -> Group:
         """A parameter's options; `rest_factor` scales the learning rate of one that is not
@@ -53,14 +54,16 @@ class StepOptions:
             return options
         return {**options, "lr": options["lr"] * float(factor)}
 
-    def _both(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
+    def _options_and_form(self, parameter: Tensor) -> tuple[Group, tuple[object, ...]]:
         """A parameter's options, and their part that decides its state."""
         role = self._roles.get(parameter)
         place = role, parameter.device
         if place not in self._known:
             options = self._options if role is None else role.over(self._options)
-            precisions = {n: precision_on(parameter.device, options[n]) for n in PRECISIONS}
-            self._known[place] = {**options, **precisions}, form_options(options)
+            on_device = {**options}
+            for name in PRECISIONS:
+                on_device[name] = precision_on(parameter.device, options[name])
+            self._known[place] = on_device, form_options(options)
         return self._known[place]
 
 
