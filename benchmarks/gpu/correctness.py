@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.iterations import FP32
 from benchmarks.report import Table, parser_of
 from brx.config.loading import load_config
 from brx.train.build import assemble
@@ -69,12 +70,7 @@ TINY = (
 )
 
 ROTATED = ("optimizer.method=basis-rotation", "optimizer.lr=1e-3")
-IN_FP32 = (
-    *ROTATED,
-    "optimizer.rotation_precision=highest",
-    "optimizer.covariance_precision=highest",
-    "runtime.precision=fp32",
-)
+IN_FP32 = (*ROTATED, *FP32, "runtime.precision=fp32")
 
 VARIANTS = {
     "base": ROTATED,

@@ -141,9 +141,10 @@ class BasisRotation(Optimizer):
             as beta2^n L + (1 - beta2^n) G G^T.
         staggered: spreads the refreshes of a group's parameters over the interval.
         rotation_precision: the precision of the two rotations of a step, not of refreshes or of the
-            state (reduced_precision.py).
-        covariance_precision: the precision of the products G G^T, not of their averages. Only with
-            source "2nd".
+            state (reduced_precision.py): "highest" is fp32, "auto" TF32 on a GPU that has it and
+            fp32 elsewhere.
+        covariance_precision: the precision of the products G G^T, not of their averages. "tf32"
+            only with source "2nd".
         rotate: False for AdamW.
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not
             rotated; None: no limit.

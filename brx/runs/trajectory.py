@@ -99,10 +99,10 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         config: the settings of the run.
         with_defaults: include settings that have their default values.
     """
-    settings = config.model_dump(mode="json", exclude_defaults=not with_defaults)
-    if not with_defaults and "optimizer" in settings:
-        settings["optimizer"] = config.optimizer.beyond_defaults()
-    trajectory = deciding_settings(settings)
+    content = config.model_dump(mode="json", exclude_defaults=not with_defaults)
+    if not with_defaults and "optimizer" in content:
+        content["optimizer"] = config.optimizer.beyond_defaults()
+    trajectory = deciding_settings(content)
     for key in PRECISIONS:
         if trajectory.get("optimizer", {}).get(key) in FP32_ON_A_CPU:
             trajectory["optimizer"][key] = "highest"

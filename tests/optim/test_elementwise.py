@@ -101,7 +101,7 @@ def test_plain_steps_with_refreshes_equal_those_of_the_kernel(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_compiled_steps_on_a_gpu_equal_eager_ones():
-    # In TF32, where the default is on a GPU, a difference in the last bit can change a rounding.
+    # In TF32, the default on a GPU, a difference in the last bit can change a rounding.
     in_fp32 = {"rotation_precision": "highest", "covariance_precision": "highest"}
     expected = weights_after_steps("cuda", **in_fp32)
     found = weights_after_steps("cuda", **in_fp32, compiled=True)
