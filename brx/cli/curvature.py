@@ -4,7 +4,7 @@ oscillation`."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +20,7 @@ from brx.cli.options import (
     flag,
     option,
 )
-from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.cli.usage import Application, print_note, print_table, refuse, refuse_settings
 
 if TYPE_CHECKING:
     from brx.curvature.norm_result import NormResult, Space
@@ -93,7 +93,6 @@ def hessian_norm(
     out: FigurePath = None,
 ) -> None:
     """Measure and print; exit code 130 when stopped on the way."""
-    from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.effective_delay import strategy_slowdowns, strategy_table
     from brx.curvature.norm_measurement import measure_runs
     from brx.curvature.norm_result import (
@@ -105,6 +104,7 @@ def hessian_norm(
     )
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.frames import load
+    from brx.runs.measured import refuse_two_checkpoints
 
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
     refuse(
@@ -113,7 +113,7 @@ def hessian_norm(
     )
     _check_basis(original, strategies, basis_from, basis_batches)
     if measured:
-        _refuse_settings(context, [*NormSettings.model_fields, "jobs"])
+        refuse_settings(context, [*NormSettings.model_fields, "jobs"])
     refuse_two_checkpoints(runs, checkpoint)
     spaces = _spaces(original, rotated, strategies)
     if strategies:
@@ -141,18 +141,6 @@ def hessian_norm(
         )
         # With csv and json, stdout holds the table alone.
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
-
-
-def _refuse_settings(context: typer.Context, names: Iterable[str]) -> None:
-    """Raise a UserError if a setting of a measurement is given with `--measured`, which would
-    ignore it."""
-    for name in names:
-        source = context.get_parameter_source(name)
-        refuse(
-            source is not None and source.name != "DEFAULT",
-            f"--{name.replace('_', '-')} and --measured: give one of the two; --measured shows "
-            f"what was measured, whatever its settings",
-        )
 
 
 def _check_basis(
@@ -280,7 +268,6 @@ def oscillation(
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:
-    from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.oscillation import (
         OscillationSettings,
         measure_oscillation,
@@ -292,11 +279,12 @@ def oscillation(
     from brx.plot.curvature import draw_oscillation
     from brx.progress import tell
     from brx.runs.checkpoint import run_and_iteration
+    from brx.runs.measured import refuse_two_checkpoints
 
     refuse_two_checkpoints(checkpoints, checkpoint)
     refuse(not tolerance > 0, f"--tolerance {tolerance}: must be above 0")
     if measured:
-        _refuse_settings(context, OscillationSettings.model_fields)
+        refuse_settings(context, OscillationSettings.model_fields)
         results = oscillations_in(checkpoints, checkpoint)
     else:
         settings = OscillationSettings(

@@ -39,6 +39,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "claims": ("paper", "compare the paper's claims with our runs"),
         "tables": ("paper", "print the paper's tables, computed from our runs"),
         "report": ("paper", "write one HTML page with all figures, tables and runs"),
+        "evaluate": ("runs", "measure the loss of checkpoints on more validation data"),
         "weights": (
             "runs",
             "write a checkpoint's weights as safetensors, for PyTorch or Transformers",

@@ -1,4 +1,5 @@
-"""Results of runs: `brx slowdown`; `brx export` and `brx weights`, which copy them for others."""
+"""Results of runs: `brx slowdown` and `brx evaluate`; `brx export` and `brx weights`, which copy
+runs for others."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from brx.cli.options import (
     Format,
+    OnlyMeasured,
+    RunsOrCheckpoints,
     RunsOrFolders,
     Strict,
     TableFormat,
@@ -18,7 +23,7 @@ from brx.cli.options import (
     flag,
     option,
 )
-from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.cli.usage import Application, print_note, print_table, refuse, refuse_settings
 from brx.errors import counted
 
 if TYPE_CHECKING:
@@ -151,6 +156,51 @@ def _print_for_readers(comparison: Comparison) -> None:
             "final loss"
         )
         print_table(reduction_table(comparison.reductions), title=saved)
+
+
+@app.add("""\
+  # the newest checkpoints, on 10,000 sequences of the validation data
+  brx evaluate runs/quick-basis-rotation-p8-s0 runs/quick-pipedream-p8-s0
+  # an earlier checkpoint, on more of them
+  brx evaluate runs/quick-pipedream-p8-s0 --checkpoint 500 --examples 50000
+  # show what was measured before
+  brx evaluate results/tuned --measured --format csv
+
+The sequences are evenly spread over the validation data. The results are kept
+in RUN/analysis/.
+""")
+def evaluate(
+    context: typer.Context,
+    checkpoints: RunsOrCheckpoints,
+    *,
+    checkpoint: Annotated[
+        int | None, option("ITERATION", "checkpoint of each run (default: the newest)")
+    ] = None,
+    examples: Annotated[
+        int | None,
+        option(
+            "N",
+            "number of sequences (default: as many as do not overlap, at most 10,000)",
+            min=1,
+        ),
+    ] = None,
+    measured: OnlyMeasured = False,
+    format: Format = "table",
+) -> None:
+    from brx.runs.checkpoint import run_and_iteration
+    from brx.runs.measured import refuse_two_checkpoints, runs_in_place
+    from brx.train.evaluation import evaluate_run, evaluation_table, evaluations_in
+
+    refuse_two_checkpoints(checkpoints, checkpoint)
+    if measured:
+        refuse_settings(context, ["examples"])
+        results = evaluations_in(checkpoints, checkpoint)
+    else:
+        results = []
+        for place in runs_in_place(checkpoints):
+            run, iteration = run_and_iteration(place)
+            results.append(evaluate_run(run, iteration=iteration or checkpoint, examples=examples))
+    print_table(evaluation_table(results), format)
 
 
 @app.add("""\

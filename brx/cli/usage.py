@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -148,6 +148,18 @@ def refuse(is_wrong: object, message: str) -> None:
     """Raise a UserError with this message if `is_wrong` is true (or not empty)."""
     if is_wrong:
         raise UserError(message)
+
+
+def refuse_settings(context: typer.Context, names: Iterable[str]) -> None:
+    """Raise a UserError if a setting of a measurement is given with `--measured`, which would
+    ignore it."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        refuse(
+            source is not None and source.name != "DEFAULT",
+            f"--{name.replace('_', '-')} and --measured: give one of the two; --measured shows "
+            f"what was measured, whatever its settings",
+        )
 
 
 def print_note(*lines: str) -> None:

@@ -33,7 +33,6 @@ from brx.curvature import hessian
 from brx.curvature.checkpoints import (
     Checkpoint,
     check_same_model,
-    find_checkpoint,
     load_checkpoint,
     num_trained_on,
 )
@@ -53,6 +52,7 @@ from brx.files import make_folder, replacing
 from brx.progress import ProgressBar
 from brx.readers import read_tensors
 from brx.runs.checkpoint import run_and_iteration
+from brx.runs.measured import find_checkpoint
 from brx.runs.run import Run
 from brx.train.device import StopSignal
 

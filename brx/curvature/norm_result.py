@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, BaseModel
 
-from brx.curvature.checkpoints import Measured, measured_in
 from brx.curvature.hessian import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums, membership
 from brx.errors import counted
 from brx.model.stage import partition
 from brx.names import file_name
+from brx.runs.measured import Measured, measured_in
 
 Space = Literal[
     "original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"

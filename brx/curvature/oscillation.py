@@ -17,19 +17,14 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from brx.curvature.checkpoints import (
-    Checkpoint,
-    Measured,
-    load_checkpoint,
-    measured_in,
-    runs_in_place,
-)
+from brx.curvature.checkpoints import Checkpoint, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError, counted
 from brx.files import make_folder
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.pipeline.delay import depth
 from brx.runs.checkpoint import read_manifest, run_and_iteration
+from brx.runs.measured import Measured, measured_in, runs_in_place
 from brx.runs.run import read_run
 from brx.train.build import assemble
 

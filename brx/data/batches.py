@@ -77,8 +77,17 @@ def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Batch:
     return gathered[:, :-1].contiguous(), gathered[:, 1:].contiguous()
 
 
-def check_validation_examples(file: TokenFile, sequence_length: int, examples: int) -> None:
-    """UserError for more validation examples than the file has different windows."""
+def check_validation_examples(
+    file: TokenFile,
+    sequence_length: int,
+    examples: int,
+    setting: str = "training.validation_examples",
+) -> None:
+    """UserError for more validation examples than the file has different windows.
+
+    Args:
+        setting: what gave the number of examples, for the message.
+    """
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
@@ -87,7 +96,7 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
             f"{sequence_length}"
         )
         there = f"in the {counted(file.num_tokens, 'validation token', ',')}"
-        raise UserError(f"training.validation_examples: {most} {there}, got {examples:,}")
+        raise UserError(f"{setting}: {most} {there}, got {examples:,}")
 
 
 def check_length(file: TokenFile, sequence_length: int) -> None:

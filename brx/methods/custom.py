@@ -50,8 +50,9 @@ class MethodFromFacts(Method):
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         raise UserError(
-            f"optimizer.method {self.name}: to continue training, brx needs the code that came "
-            f"with the run, and an analysis executes none; brx {RUN_CODE} COMMAND ... executes it"
+            f"optimizer.method {self.name}: to go on from a checkpoint, brx needs the code that "
+            f"came with the run, and an analysis executes none; brx {RUN_CODE} COMMAND ... "
+            f"executes it"
         )
 
 

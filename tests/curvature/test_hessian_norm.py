@@ -17,13 +17,14 @@ import torch
 
 from brx.cli.main import main
 from brx.curvature import norm_measurement
-from brx.curvature.checkpoints import load_checkpoint, runs_in_place
+from brx.curvature.checkpoints import load_checkpoint
 from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector
 from brx.curvature.norm_measurement import fit_bases, measure_runs
 from brx.curvature.norm_result import NormSettings, breakdown_table, results_of
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
+from brx.runs.measured import runs_in_place
 from tests.curvature.helpers import flat, norm_result
 
 
