@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -95,20 +96,57 @@ def factor_rounding(precision: Precision, dtype: torch.dtype) -> float:
     return 2**-10 if precision == "tf32" else 2**-15
 
 
+class _Fp32Settings:
+    """torch's settings of the precision of fp32 products. All threads share them.
+
+    So a context that ends must not bring back what it found when it began: that may have been the
+    choice of another thread's context. The first one to begin keeps the program's choice, and the
+    last one to end brings it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_open = 0  # contexts of `fp32_products`, in all threads
+        self._programs: list[str] = []  # what the program has chosen, while any is open
+
+    def begin(self, precision: str) -> None:
+        with self._lock:
+            if self._num_open == 0:
+                self._programs = [setting.fp32_precision for setting in self._settings()]
+            self._num_open += 1
+            self._choose(precision)
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_open -= 1
+            if self._num_open:
+                # Those that are left are steps, whose own precision is this one.
+                self._choose("ieee")
+                return
+            inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
+            for setting, chosen in zip(self._settings(), self._programs, strict=True):
+                setting.fp32_precision = "none" if chosen == inherited else chosen
+
+    def _choose(self, precision: str) -> None:
+        for setting in self._settings():
+            setting.fp32_precision = precision
+
+    def _settings(self) -> list[Any]:
+        return [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+
+
+_FP32_SETTINGS = _Fp32Settings()
+
+
 @contextmanager
 def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     """Compute fp32 products in full precision ("ieee") or in TF32, whatever the program has chosen
-    for its own."""
-    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = precision
+    for its own. A step is in full precision; products in TF32 are within it."""
+    _FP32_SETTINGS.begin(precision)
     try:
         yield
     finally:
-        inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
-        for setting, chosen in zip(settings, before, strict=True):
-            setting.fp32_precision = "none" if chosen == inherited else chosen
+        _FP32_SETTINGS.end()
 
 
 def round_to_tf32(matrices: Tensor) -> Tensor:

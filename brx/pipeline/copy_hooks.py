@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from brx.errors import UserError
 from brx.pipeline.history import contents
 from brx.pipeline.hooks import STATE_DICT, num_running
 from brx.pipeline.windows import Window, Windows
@@ -19,14 +20,21 @@ class CopyHooks:
         windows: the windows of the model.
         parameters: the parameters that train.
         is_in_call: whether a call of the model is running.
+        running_elsewhere: which pass of the model is running in another thread ("forward" or
+            "backward"); None if there is none.
     """
 
     def __init__(
-        self, windows: Windows, parameters: Sequence[Tensor], is_in_call: Callable[[], bool]
+        self,
+        windows: Windows,
+        parameters: Sequence[Tensor],
+        is_in_call: Callable[[], bool],
+        running_elsewhere: Callable[[], str | None],
     ) -> None:
         self._windows = windows
         self._parameters = list(parameters)
         self._is_in_call = is_in_call
+        self._running_elsewhere = running_elsewhere
         # The module whose state dict is being made. Within it, torch makes those of its children.
         self._saving: nn.Module | None = None
 
@@ -41,6 +49,7 @@ class CopyHooks:
         Returns:
             A function for the end of the copy; None if no window is open.
         """
+        self._refuse_other_threads("copied or saved")
         window = self._windows.current
         if window is None or self._windows.is_peeking:
             return None
@@ -63,12 +72,14 @@ class CopyHooks:
 
     def before_load(self, module: nn.Module, *args: Any) -> None:
         """Close the window, so that the state goes into the newest weights."""
+        self._refuse_other_threads("loaded")
         self._windows.close()
 
     # `model.state_dict()`
 
     def before_state_dict(self, module: nn.Module, *args: Any) -> None:
         """Show the newest weights to the outermost module of those whose state dicts are made."""
+        self._refuse_other_threads("saved")
         # No module is within itself: where it comes again, its last state dict has failed.
         is_outermost = module is self._saving or not self._is_saving()
         is_in_window = self._windows.current is not None
@@ -89,11 +100,26 @@ class CopyHooks:
         if module is not self._saving:
             return
         self._saving = None
+        if not self._windows.is_peeking:
+            raise UserError(
+                "delayed: a pass of the model began in another thread while the model was saved; "
+                "take a lock around both"
+            )
         held = {_storage(parameter) for parameter in self._parameters}
         for key, value in state.items():
             if isinstance(value, Tensor) and _storage(value) in held:
                 state[key] = value.clone()
         self._windows.end_peek()
+
+    def _refuse_other_threads(self, action: str) -> None:
+        """UserError while another thread is in a pass: the newest weights would be shown in the
+        middle of it."""
+        running = self._running_elsewhere()
+        if running is not None:
+            raise UserError(
+                f"delayed: the model is {action} while its {running} pass runs in another thread; "
+                "take a lock around both"
+            )
 
 
 def _storage(tensor: Tensor) -> int:

@@ -179,7 +179,10 @@ class DelayedPipeline:
         # Modules that hold parameters of a stage with a delay, once the versions are made.
         self._parts_with_delay: set[nn.Module] = set()
         self._copies = CopyHooks(
-            self._windows, list(self._trained.values()), is_in_call=lambda: self._depth > 0
+            self._windows,
+            list(self._trained.values()),
+            is_in_call=lambda: self._depth > 0,
+            running_elsewhere=self._running_elsewhere,
         )
         self._hooks: list[Any] = []
         self._gradient_hooks: list[Any] = []
@@ -499,19 +502,24 @@ class DelayedPipeline:
     def _refuse_other_threads(self) -> None:
         """UserError for a pass while another thread is in a pass: it would exchange the weights
         that the other one computes with."""
-        window = self._windows.current
-        is_in_forward = self._depth and self._thread != get_ident()
-        if is_in_forward and num_running(CALL, self.model, self._thread):
-            running = "forward"
-        elif window is not None and window.is_in_backward and not is_in_backward():
-            running = "backward"
-        else:
+        running = self._running_elsewhere()
+        if running is None:
             return
         self._depth += 1  # `_after_forward` runs even so, and takes it back
         raise UserError(
             f"delayed: the model is called while its {running} pass runs in another thread; take a "
             "lock around both passes, or let the other thread call a copy (copy.deepcopy(model))"
         )
+
+    def _running_elsewhere(self) -> str | None:
+        """Which pass of the model is running in another thread, if any."""
+        window = self._windows.current
+        is_in_forward = self._depth and self._thread != get_ident()
+        if is_in_forward and num_running(CALL, self.model, self._thread):
+            return "forward"
+        if window is not None and window.is_in_backward and not is_in_backward():
+            return "backward"
+        return None
 
     def _is_of_micro_batch(self, module: nn.Module) -> bool:
         """Whether a call of the model is a pass of a micro-batch, not an evaluation."""

@@ -46,6 +46,14 @@ class UpdateUnderWay:
         """Whether the M backward passes have been made, so that a step may follow."""
         return self.num_backward >= self.accumulation
 
+    @property
+    def may_be_over(self) -> bool:
+        """Whether a step may have ended the update: the M backward passes have been made, or fewer
+        (the last ones of an epoch), whose gradients have been cleared since."""
+        if self.has_all_backward:
+            return True
+        return self.num_backward > 0 and self._are_gradients_gone()
+
     def begin_window(self) -> int:
         """Count a micro-batch that begins. Returns j, its number within the update, at most M."""
         if self.num_backward and self._are_gradients_gone():

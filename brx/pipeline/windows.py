@@ -221,7 +221,7 @@ class Windows:
         elif self.is_in_step:  # a closure that is called several times, as by LBFGS
             self._put_aside()
         elif not self._update.has_all_backward:
-            # No counter sees a write to `weight.data`. From the update's M-th backward pass on,
+            # No counter sees a write to `weight.data`. Where a step may have ended the update,
             # `is_pending` has just compared the contents. Before, they are stored as they are.
             self.versions.amend()
 
@@ -469,8 +469,8 @@ class Windows:
 
     def _is_written(self) -> bool:
         """Whether the newest weights were written, other than by an optimizer's step."""
-        # After the update's M backward passes the loop may step by hand, which no counter sees.
-        return self.versions.is_written(by_contents=self._update.has_all_backward)
+        # At its end the loop may step by hand, which no counter sees.
+        return self.versions.is_written(by_contents=self._update.may_be_over)
 
     def _written(self, window: Window, *, by_contents: bool) -> list[str]:
         """The names of parameters in stages with a delay that no longer hold what the window gave

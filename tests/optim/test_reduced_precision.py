@@ -169,3 +169,26 @@ def test_programs_general_precision_returns_after_products(general):
         with fp32_products("ieee"):
             pass
         assert precisions() == (general, general)
+
+
+@pytest.mark.usefixtures("programs_precision")
+def test_programs_precision_returns_after_steps_of_two_threads():
+    """Steps of two optimizers: the first to begin is the first to end."""
+    torch.set_float32_matmul_precision("high")
+    before = precisions()
+    first, second = fp32_products("ieee"), fp32_products("ieee")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert precisions() == ("ieee", "ieee")  # the second step goes on
+    second.__exit__(None, None, None)
+    assert precisions() == before
+
+
+@pytest.mark.usefixtures("programs_precision")
+def test_products_within_a_step_leave_the_steps_precision():
+    torch.set_float32_matmul_precision("high")
+    with fp32_products("ieee"):
+        with fp32_products("tf32"):
+            assert precisions() == ("tf32", "tf32")
+        assert precisions() == ("ieee", "ieee")

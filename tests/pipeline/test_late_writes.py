@@ -232,6 +232,24 @@ def test_step_by_hand_after_two_micro_batches():
     assert_same(flat(model), flat(twin))
 
 
+@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
+def test_step_by_hand_after_the_last_batches_of_an_epoch():
+    """Every third update has one micro-batch of M = 2."""
+    model, twin = make(), make()
+    pipeline = delayed(model, sgd(model.parameters()), 4, accumulation=2)
+    naive = Naive(twin, accumulation=2)
+    for t in range(12):
+        naive.begin_update()
+        for j in (1,) if t % 3 == 2 else (1, 2):
+            plain_loss(model, 2 * t + j).backward()
+            naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
+        for each in (model, twin):
+            step_by_hand(each)
+            each.zero_grad()
+    assert_same(flat(model), flat(twin))
+    assert pipeline.updates == 12
+
+
 def test_step_by_hand_is_told():
     model = make()
     delayed(model, sgd(model.parameters()), 4)

@@ -156,6 +156,87 @@ def test_evaluation_in_another_thread_is_refused(is_in_backward):
     assert_same(flat(model), simulate())
 
 
+@pytest.mark.parametrize("is_in_backward", [False, True])
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda model: model.state_dict(),
+        lambda model: copy.deepcopy(model),
+        lambda model: model.load_state_dict(model.state_dict()),
+        lambda model: model.load_state_dict(make().state_dict()),
+    ],
+    ids=["saved", "copied", "saved and loaded", "loaded"],
+)
+def test_copy_in_another_thread_is_refused(action, is_in_backward):
+    """It would exchange the weights under the running pass, which goes on as if alone."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    refused = []
+
+    def act():
+        with pytest.raises(UserError, match="runs in another thread"):
+            action(model)
+        refused.append(True)
+
+    def act_in_thread(*args):
+        thread = Thread(target=act)
+        thread.start()
+        thread.join()
+
+    for t in range(12):
+        if t == 1 and not is_in_backward:
+            model[2].register_forward_hook(act_in_thread)
+        y = model(batch(t))
+        if is_in_backward:
+            y.register_hook(act_in_thread)
+        loss_of(y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(refused) == (12 if is_in_backward else 11)
+    assert_same(flat(model), simulate())
+
+
+def test_copy_between_the_passes_in_another_thread_is_newest():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    saved = []
+    for t in range(12):
+        newest = flat(model)
+        loss = plain_loss(model, t)
+        thread = Thread(target=lambda: saved.append(model.state_dict()))
+        thread.start()
+        thread.join()
+        assert_same(torch.cat([weight.flatten() for weight in saved.pop().values()]), newest)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(flat(model), simulate())
+
+
+def test_pass_that_begins_while_another_thread_saves_is_told():
+    """The state would be of older weights."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    for t in range(4):
+        loss = plain_loss(model, t)
+        if t < 3:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def backward_in_thread(*args):
+        thread = Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+
+    model[1].register_state_dict_pre_hook(backward_in_thread)
+    with pytest.raises(UserError, match="began in another thread while the model was saved"):
+        model.state_dict()
+
+
 def test_discarded_pass_leaves_the_newest_weights():
     model, optimizer, pipeline = started()
     for t in range(12):
