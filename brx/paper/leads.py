@@ -127,10 +127,10 @@ def lead_table(experiments: Experiments) -> pd.DataFrame:
             {
                 "rival": parts.rival,
                 "seeds": str(len(parts.total)),
-                f"lead at P = {DEEPEST}": _nats(parts.total),
-                "of it without delay": _nats(parts.without_delay),
-                "from delay": _nats(parts.from_delay),
-                f"at P = {DEEPEST}": _finding(parts.total),
+                f"lead at P = {DEEPEST}": lead_text(parts.total),
+                "of it without delay": lead_text(parts.without_delay),
+                "from delay": lead_text(parts.from_delay),
+                f"at P = {DEEPEST}": lead_finding(parts.total),
                 "iterations saved at P = 1": _percent(parts.saved_without_delay),
                 f"iterations saved at P = {DEEPEST}": _percent(parts.saved),
             }
@@ -144,13 +144,13 @@ def _percent(saved: Saved) -> str:
     return f"{'< ' if saved.is_upper_bound else ''}{saved.share:.1%}"
 
 
-def _nats(by_seed: pd.Series) -> str:
+def lead_text(by_seed: pd.Series) -> str:
     """A mean with its interval (`strict.mean_text`), over the seeds that did not diverge on both
     sides."""
     return strict.mean_text(by_seed.dropna().tolist())
 
 
-def _finding(by_seed: pd.Series) -> str:
+def lead_finding(by_seed: pd.Series) -> str:
     """Whether a lead is larger than chance. If a run diverged, all seeds have to have the same sign
     (`strict.direction`)."""
     if by_seed.empty:
@@ -185,7 +185,7 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
             axes.plot([interval.low, interval.high], [y, y], color="black", linewidth=1.0)
     axes.axvline(0.0, color="black", linewidth=0.6)
     axes.set_yticks(ys, [_label(each) for each in parts])
-    ahead = [each for each in parts if _finding(each.total) == "ahead"]
+    ahead = [each for each in parts if lead_finding(each.total) == "ahead"]
     title = (
         f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"
         f"surely ahead of {len(ahead)} of {len(parts)}"

@@ -67,9 +67,23 @@ class Study:
         Raises:
             UserError: a method has no runs.
         """
-        runs = load_study_runs(folder, SWEEP)
         scale = SCALES["tuned"]
         tuned_runs = load_study_runs(scale.runs, scale.sweep("main"))
+        return cls.of(load_study_runs(folder, SWEEP), tuned_runs, folder)
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame, tuned_runs: pd.DataFrame, folder: Path) -> Study:
+        """The study of some runs.
+
+        Args:
+            runs: those of section 18.
+            tuned_runs: those of sections 10 and 17.
+            folder: where those of section 18 were read, for the message.
+
+        Raises:
+            UserError: a method has no runs.
+        """
+        scale = SCALES["tuned"]
         is_pipedream = tuned_runs["method"] == "pipedream"
         is_of_section_17 = is_pipedream & ~tuned_runs[BETA1].isin(FIRST_VALUES)
         tuned = Experiments(scale, tuned_runs, scale.runs)

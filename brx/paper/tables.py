@@ -29,6 +29,8 @@ from brx.paper.causes.study import RUNS as CAUSES_RUNS
 from brx.paper.causes.study import Study as Causes
 from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
+from brx.paper.larger_validation import Study as LargerValidation
+from brx.paper.larger_validation import validation_table
 from brx.paper.leads import lead_table
 from brx.paper.little_momentum import RUNS as MOMENTUM_RUNS
 from brx.paper.little_momentum import Study as LittleMomentum
@@ -112,6 +114,12 @@ others). *Fall* is the first loss minus the later one, seed by seed, with a 95 %
 t). The settings that end lower on the tuning seed *count*: the last row has the lead of basis
 rotation over the best baseline of each seed, with the first settings and with those that
 count."""
+LARGER_VALIDATION_LEGEND = """\
+Leads of basis rotation in nats of final validation loss, after the fairer search (`tuned`): on
+20,000 sequences of the validation data (docs/protocol.md, section 20), and on the 200 sequences on
+which the trainings validate. Brackets are 95 % intervals over seeds (Student's t). The parts of a
+lead are those of the table `leads`. The last row is the lead over the best baseline if
+`pipedream-lr` and `nesterov` may have as little momentum as `pipedream` (section 18)."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -525,6 +533,15 @@ TABLES: dict[str, Table] = {
             LittleMomentum.load,
             momentum_table,
             MOMENTUM_LEGEND,
+        ),
+        StudyTable(
+            "larger-validation",
+            "",
+            "Basis rotation's leads on more validation data",
+            SCALES["tuned"].runs,
+            LargerValidation.load,
+            validation_table,
+            LARGER_VALIDATION_LEGEND,
         ),
         PaperTable(
             "learning-rates",
