@@ -183,7 +183,9 @@ def new_figure(
         "svg.hashsalt": "brx",
     }
     # A matplotlibrc of the user's own (`text.usetex`, for example) does not change our figures.
-    with plt.style.context(["default", settings]):
+    with plt.style.context(["default", settings]), warnings.catch_warnings():
+        # Fitting a legend measures its labels. `save` tells which characters the font lacks.
+        warnings.filterwarnings("ignore", _MISSING_GLYPH.pattern)
         figure = plt.figure(figsize=(width * columns, height), layout="constrained")
         try:
             yield figure
