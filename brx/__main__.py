@@ -6,11 +6,12 @@ import signal
 import sys
 from types import FrameType
 
-from brx.environment import OutputStream
+from brx.environment import OutputStream, fill_standard_descriptors
 
 
 def start() -> None:
     """Run the command line of this process, and exit."""
+    fill_standard_descriptors()
     # If the parent process made this one ignore Ctrl-C, keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)

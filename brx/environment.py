@@ -31,6 +31,22 @@ def stop_signals() -> list[signal.Signals]:
     return signals
 
 
+def fill_standard_descriptors() -> None:
+    """Open the null device in place of each standard stream that was closed before this process
+    started (`brx ... <&-`, or a daemon).
+
+    The system gives a file the lowest free descriptor. A lock or metrics.jsonl as descriptor 0, 1
+    or 2 would be hidden by the pipe to a child, or get what C libraries write to stderr.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # This descriptor is the lowest free one.
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)  # a child has the same need
+
+
 def signal_name(number: int) -> str:
     """The name of a signal, such as `SIGKILL`, or `signal 99` if Python knows no name for it."""
     try:

@@ -37,6 +37,20 @@ def test_child_imports_from_our_places(tmp_path, monkeypatch):
     assert places[:2] == [str(tmp_path), "/elsewhere"]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_stream_is_no_place_for_a_file(closed, tmp_path):
+    code = (
+        "import sys; from brx.environment import fill_standard_descriptors as fill; "
+        "fill(); file = open(sys.argv[1], 'w'); print(file.fileno(), file=file)"
+    )
+    subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, tmp_path / "file"],
+        env=child_environment(),
+        check=True,
+    )
+    assert int((tmp_path / "file").read_text()) > 2
+
+
 def test_empty_variable_is_none(monkeypatch):
     monkeypatch.setenv("RANK", "")
     assert whole_number("RANK") is None

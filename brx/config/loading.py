@@ -474,7 +474,10 @@ def _explain(
     if is_no_section or (is_of_no_form and not isinstance(error["input"], dict)):
         what = "a section of keys and values"
         if error["input"] is None:
-            return f"{prefix}must be {what}, got nothing; without the key, the defaults hold"
+            field = model.model_fields.get(location[0]) if len(location) == 1 else None
+            is_required = field is not None and field.is_required()
+            hint = "" if is_required else "; without the key, the defaults hold"
+            return f"{prefix}must be {what}, got nothing{hint}"
         if model is RunConfig and len(key) == 1:
             what += f", such as {first_key_of(key[0])}"
         return f"{prefix}must be {what}, got {reprlib.repr(error['input'])}"

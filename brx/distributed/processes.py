@@ -93,6 +93,9 @@ class DistributedWorld(World):
             problem = " ".join(str(error).split())[:150]
             if "EADDRINUSE" in str(error):
                 problem = "the port is in use"
+            elif "Unable to find address for" in str(error):  # gloo's, also where they have met
+                where = f"GLOO_SOCKET_IFNAME {variable('GLOO_SOCKET_IFNAME')}"
+                problem = "no network interface here has this name and an address"
             raise UserError(
                 f"{where}: the {self.num_ranks} processes cannot meet: {problem}"
             ) from None

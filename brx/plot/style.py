@@ -182,7 +182,10 @@ def new_figure(
         "svg.fonttype": "none",  # text stays text
         "svg.hashsalt": "brx",
     }
-    with plt.rc_context(settings):
+    # A matplotlibrc of the user's own (`text.usetex`, for example) does not change our figures.
+    with plt.style.context(["default", settings]), warnings.catch_warnings():
+        # Fitting a legend measures its labels. `save` tells which characters the font lacks.
+        warnings.filterwarnings("ignore", _MISSING_GLYPH.pattern)
         figure = plt.figure(figsize=(width * columns, height), layout="constrained")
         try:
             yield figure

@@ -474,6 +474,13 @@ def test_port_in_use_exits_2(tmp_path):
         assert "the port is in use" in finish(process, 2)
 
 
+def test_network_interface_that_is_not_there_is_named(tmp_path):
+    command = ["train", written(tmp_path), "--devices", "2", "--out", tmp_path / "run"]
+    process = start_brx(*command, environment={"GLOO_SOCKET_IFNAME": "nowhere0"})
+    told = "brx: GLOO_SOCKET_IFNAME nowhere0: the 2 processes cannot meet: no network interface"
+    assert finish(process, 2).startswith(told)
+
+
 def test_rank_taken_twice_exits_2(tmp_path):
     """A second job on the port of the first: only its rank 0 would find the port in use."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

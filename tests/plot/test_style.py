@@ -3,12 +3,20 @@
 import warnings
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
 from brx.errors import RunError
-from brx.plot.style import METHOD_LOOKS, break_into_lines, look_of, new_figure, save
+from brx.plot.style import (
+    METHOD_LOOKS,
+    break_into_lines,
+    finish_panel,
+    look_of,
+    new_figure,
+    save,
+)
 
 # Machado, Oliveira and Fernandes (2009): what linear RGB becomes to the eyes of somebody without
 # one kind of cone.
@@ -61,6 +69,28 @@ def test_characters_that_the_font_lacks_are_told_in_one_line(tmp_path, capsys, r
     (line,) = capsys.readouterr().err.splitlines()
     assert "figure: the font lacks \u6a21 \u578b; the .png and the .pdf have boxes" in line
     assert [str(one.message) for one in recwarn] == []
+
+
+def test_characters_of_a_legend_are_told_in_one_line(tmp_path, capsys, recwarn):
+    with new_figure() as figure:
+        panel = figure.add_subplot()
+        panel.plot([1, 2], label="\u6a21\u578b a")
+        finish_panel(panel, "iteration", "loss", "title")
+        save(figure, tmp_path / "figure", "caption")
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not recwarn.list
+
+
+def test_matplotlibrc_of_the_user_does_not_change_figures(tmp_path):
+    contents = []
+    # `text.usetex` fails where LaTeX is not installed.
+    for theirs in ({}, {"text.usetex": True, "axes.facecolor": "black", "savefig.bbox": "tight"}):
+        with mpl.rc_context(theirs):
+            with new_figure() as figure:
+                figure.add_subplot().set_title("a_b")
+                png, *_ = save(figure, tmp_path / "figure", "caption")
+            contents.append(png.read_bytes())
+    assert contents[0] == contents[1]
 
 
 def test_folder_that_cannot_be_made_is_one_line(tmp_path):

@@ -177,6 +177,11 @@ def test_path_may_be_a_text(tmp_path):
     assert Sweep.load(str(path), out="elsewhere").out == Path("elsewhere")
 
 
+def test_grid_without_content_has_no_default(tmp_path):
+    with pytest.raises(UserError, match=r"grid: must be a section .* got nothing$"):
+        Sweep.load(write_sweep(tmp_path, grid=None))
+
+
 def test_mistake_in_the_base_names_the_base(tmp_path):
     path = write_sweep(tmp_path)
     base = tmp_path / "tiny.yaml"
