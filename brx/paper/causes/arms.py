@@ -40,6 +40,10 @@ ADAMW = with_momentum("pipedream", MOMENTUM_KEYS["pipedream"][1])
 MUON = with_momentum("muon", MOMENTUM_KEYS["muon"][1])
 EIGENBASIS = turned(THETAS[0])
 RANDOM = turned(THETAS[-1])
+LITTLE_MOMENTUM = 0.2  # beta1 in the arms of section 21
+EIGENBASIS_LITTLE = with_momentum("basis-rotation", LITTLE_MOMENTUM)
+RANDOM_LITTLE = f"{RANDOM}, momentum {LITTLE_MOMENTUM:g}"
+ADAMW_LITTLE = with_momentum("pipedream", LITTLE_MOMENTUM)
 LION = "Lion"
 ROTATED_LION = "Lion in the eigenbasis"
 SCION = "Scion"
@@ -72,6 +76,12 @@ def _arms() -> dict[str, Settings]:
     corrected: Settings = {"pipeline.error_feedback": 1.0}
     accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
     arms: dict[str, Settings] = {}
+    random_basis = {
+        "optimizer.method": f"{study}TurnedRotation",
+        "optimizer.arguments.theta": THETAS[-1],
+    }
+    # Before the arm with the usual momentum, which its settings match, too.
+    arms[RANDOM_LITTLE] = {**random_basis, "optimizer.arguments.beta1": LITTLE_MOMENTUM}
     for theta in THETAS:
         arms[turned(theta)] = {
             "optimizer.method": f"{study}TurnedRotation",
@@ -80,6 +90,9 @@ def _arms() -> dict[str, Settings]:
     for method, (key, _) in MOMENTUM_KEYS.items():
         for value in MOMENTA:
             arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
+    for method in ("pipedream", "basis-rotation"):
+        arm = with_momentum(method, LITTLE_MOMENTUM)
+        arms[arm] = {"optimizer.method": method, "optimizer.beta1": LITTLE_MOMENTUM, **usual}
     arms[LION] = {"optimizer.method": "lion"}
     arms[ROTATED_LION] = {"optimizer.method": f"{study}RotatedLion"}
     arms[SCION] = {"optimizer.method": "scion"}

@@ -1,4 +1,4 @@
-"""The verdicts on the predictions of docs/protocol.md, section 12."""
+"""The verdicts on the predictions of docs/protocol.md, sections 12 and 21."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from brx.errors import UserError
 from brx.paper import strict
 from brx.paper.causes.arms import (
     ADAMW,
+    ADAMW_LITTLE,
     BASES,
     DEEPEST,
     EIGENBASIS,
+    EIGENBASIS_LITTLE,
     LABELS,
     LION,
     MOMENTA,
@@ -24,6 +26,7 @@ from brx.paper.causes.arms import (
     NAMES,
     ONE_UPDATE,
     RANDOM,
+    RANDOM_LITTLE,
     ROTATED_LION,
     WITH_FEEDBACK,
     with_momentum,
@@ -43,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One prediction of section 12. `judge` raises UserError if runs are missing."""
+    """One prediction. `judge` raises UserError if runs are missing."""
 
     name: str
     statement: str
@@ -142,6 +145,22 @@ def _costs_less(study: Study, better: str, worse: str, delay: str) -> Finding:
     return Finding(_outcome(holds, _num_known(difference)), text)
 
 
+def little_momentum_lowers_adamws_cost(study: Study) -> Finding:
+    """Whether the delays of 32 stages cost AdamW less with little momentum."""
+    return _costs_less(study, ADAMW_LITTLE, ADAMW, DEEPEST)
+
+
+def eigenbasis_helps_with_little_momentum(study: Study) -> Finding:
+    """Whether delay costs less in the eigenbasis than in a random one, both with little
+    momentum."""
+    return _costs_less(study, EIGENBASIS_LITTLE, RANDOM_LITTLE, DEEPEST)
+
+
+def random_basis_helps_with_little_momentum(study: Study) -> Finding:
+    """Whether delay costs less in a random basis than in none, both with little momentum."""
+    return _costs_less(study, RANDOM_LITTLE, ADAMW_LITTLE, DEEPEST)
+
+
 def _outcome(holds: bool, num_seeds: int) -> Outcome:
     """*Open* with fewer than three seeds; else *holds* or *refuted*."""
     if num_seeds < strict.FEWEST_SEEDS:
@@ -226,6 +245,21 @@ PREDICTIONS = (
         muon_costs_less_than_adamw,
     ),
     *(_feedback_prediction(arm, without) for arm, without in WITH_FEEDBACK.items()),
+    Prediction(
+        "21, AdamW",
+        "with little momentum the delays of 32 stages cost AdamW less",
+        little_momentum_lowers_adamws_cost,
+    ),
+    Prediction(
+        "21, alignment",
+        "with little momentum they cost less in the eigenbasis than in a random one",
+        eigenbasis_helps_with_little_momentum,
+    ),
+    Prediction(
+        "21, rotation",
+        "with little momentum they cost less in a random basis than in none",
+        random_basis_helps_with_little_momentum,
+    ),
 )
 
 
