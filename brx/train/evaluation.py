@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -118,14 +117,18 @@ def _losses(
     set_up(config.runtime, device, num_local_ranks=1)
     assembly: Assembly = assemble(config, training_batches(config, data).batch, device=device)
     assembly.restore(checkpoint)
-    losses = []
+    losses: list[float] = []
+    sum_of_losses = 0.0
+    num_examples = 0
     progress = ProgressBar(name_of_run(run.path), "batch", len(batches))
     with progress, assembly.updater.evaluation(int(checkpoint.name)):
         for number, (inputs, targets) in enumerate(batches, 1):
             loss = assembly.engine.evaluate([(inputs.to(device), targets.to(device))])
             assert loss is not None  # one device has all stages
             losses.append(loss)
-            progress.update(number, f"mean loss {fmean(losses):.4f}")
+            sum_of_losses += loss * len(inputs)
+            num_examples += len(inputs)
+            progress.update(number, f"mean loss {sum_of_losses / num_examples:.4f}")
     return losses
 
 
