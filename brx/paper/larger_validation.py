@@ -11,7 +11,7 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.paper import little_momentum, strict
-from brx.paper.leads import BEST_BASELINE, lead_finding, lead_parts, lead_text
+from brx.paper.leads import BEST_BASELINE, lead_finding, lead_parts, lead_row
 from brx.paper.scales import DEEPEST, SCALES, Experiments
 from brx.paper.study_runs import load_study_runs
 from brx.runs.comparison import BASELINES
@@ -101,15 +101,9 @@ def validation_table(study: Study) -> pd.DataFrame:
     small = {parts.rival: parts for parts in lead_parts(study.small)}
     rows = []
     for parts in lead_parts(study.large):
-        row = {
-            "rival": parts.rival,
-            "seeds": str(len(parts.total)),
-            f"lead at P = {DEEPEST}": lead_text(parts.total),
-            "of it without delay": lead_text(parts.without_delay),
-            "from delay": lead_text(parts.from_delay),
-            f"at P = {DEEPEST}": lead_finding(parts.total),
-            f"lead on {SMALL} examples": lead_text(small[parts.rival].total),
-        }
+        small_lead = small[parts.rival].total.dropna().tolist()
+        row = lead_row(parts)
+        row[f"lead on {SMALL} examples"] = strict.mean_text(small_lead)
         rows.append(row)
     last = {
         "rival": f"{BEST_BASELINE}, little momentum",

@@ -123,19 +123,24 @@ def lead_table(experiments: Experiments) -> pd.DataFrame:
     texts."""
     rows = []
     for parts in lead_parts(experiments):
-        rows.append(
-            {
-                "rival": parts.rival,
-                "seeds": str(len(parts.total)),
-                f"lead at P = {DEEPEST}": lead_text(parts.total),
-                "of it without delay": lead_text(parts.without_delay),
-                "from delay": lead_text(parts.from_delay),
-                f"at P = {DEEPEST}": lead_finding(parts.total),
-                "iterations saved at P = 1": _percent(parts.saved_without_delay),
-                f"iterations saved at P = {DEEPEST}": _percent(parts.saved),
-            }
-        )
+        row = lead_row(parts)
+        row["iterations saved at P = 1"] = _percent(parts.saved_without_delay)
+        row[f"iterations saved at P = {DEEPEST}"] = _percent(parts.saved)
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def lead_row(parts: LeadParts) -> dict[str, str]:
+    """The texts of a row about a rival: the lead with delay, its two parts, and whether it is
+    larger than chance."""
+    return {
+        "rival": parts.rival,
+        "seeds": str(len(parts.total)),
+        f"lead at P = {DEEPEST}": _nats(parts.total),
+        "of it without delay": _nats(parts.without_delay),
+        "from delay": _nats(parts.from_delay),
+        f"at P = {DEEPEST}": lead_finding(parts.total),
+    }
 
 
 def _percent(saved: Saved) -> str:
@@ -144,7 +149,7 @@ def _percent(saved: Saved) -> str:
     return f"{'< ' if saved.is_upper_bound else ''}{saved.share:.1%}"
 
 
-def lead_text(by_seed: pd.Series) -> str:
+def _nats(by_seed: pd.Series) -> str:
     """A mean with its interval (`strict.mean_text`), over the seeds that did not diverge on both
     sides."""
     return strict.mean_text(by_seed.dropna().tolist())
