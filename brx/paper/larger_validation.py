@@ -3,7 +3,6 @@ study of docs/protocol.md, section 20."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from brx.paper import little_momentum, strict
 from brx.paper.leads import BEST_BASELINE, lead_finding, lead_parts, lead_row
 from brx.paper.scales import DEEPEST, SCALES, Experiments
 from brx.paper.study_runs import load_study_runs
-from brx.runs.comparison import BASELINES
 from brx.runs.experiments import is_for_tuning
-from brx.runs.run import read_run
 from brx.train.evaluation import Evaluation
 
 EXAMPLES = 20_000
@@ -52,8 +49,7 @@ class Study:
         tuned = _evaluated(load_study_runs(folder, scale.sweep("main")))
         if is_for_tuning(tuned).all():
             raise UserError(f"{folder}: no run has been evaluated; evaluate them with {COMMAND}")
-        momentum_runs = load_study_runs(little_momentum.RUNS, little_momentum.SWEEP)
-        momentum = _evaluated(momentum_runs)
+        momentum = _evaluated(load_study_runs(little_momentum.RUNS, little_momentum.SWEEP))
         return cls(
             large=Experiments(scale, _with_large_losses(tuned), folder),
             small=Experiments(scale, tuned, folder),
@@ -66,15 +62,14 @@ def _evaluated(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs whose last weights have been evaluated on `EXAMPLES` examples, with the result in
     the column `large_val_loss`; and all runs of the tuning seed, which choose by their own losses.
     """
-    losses = [_large_loss(Path(str(run))) for run in runs.index]
+    losses = [_large_loss(Path(str(run)), last) for run, last in runs["last_iteration"].items()]
     runs = runs.assign(large_val_loss=losses)
     return runs[runs["large_val_loss"].notna() | is_for_tuning(runs)]
 
 
-def _large_loss(run: Path) -> float | None:
+def _large_loss(run: Path, last_iteration: int) -> float | None:
     """The loss of a run's last weights on `EXAMPLES` examples; None if it has not been measured."""
-    last = read_run(run).config.training.last_iteration
-    for result in Evaluation.all_of(run, last):
+    for result in Evaluation.all_of(run, last_iteration):
         if result.examples == EXAMPLES:
             return result.loss
     return None
@@ -89,10 +84,7 @@ def _lead(momentum: pd.DataFrame, tuned: pd.DataFrame) -> pd.Series:
     """The lead over the best baseline by seed, where each baseline has the better of its settings
     of sections 10, 17 and 18."""
     study = little_momentum.Study.of(momentum, tuned, little_momentum.RUNS)
-    better: Mapping[str, little_momentum.Choice] = {
-        method: study.better(method) for method in BASELINES
-    }
-    return study.lead(better)
+    return study.lead(study.better_settings)
 
 
 def validation_table(study: Study) -> pd.DataFrame:

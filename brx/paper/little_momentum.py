@@ -99,6 +99,11 @@ class Study:
         """A baseline's choice with the lower loss on the tuning seed."""
         return min(self.first[method], self.later[method], key=lambda choice: choice.tuning_loss)
 
+    @property
+    def better_settings(self) -> dict[str, Choice]:
+        """Each baseline's choice that counts: the one with the lower loss on the tuning seed."""
+        return {method: self.better(method) for method in BASELINES}
+
     def lead(self, choices: Mapping[str, Choice]) -> pd.Series:
         """How many nats basis rotation ends below the best baseline of each seed."""
         ours, *baselines = shared_seeds(self.ours.runs, *(each.runs for each in choices.values()))
@@ -134,9 +139,8 @@ def momentum_table(study: Study) -> pd.DataFrame:
     """A row of texts per baseline: what both searches chose, and how far its loss falls from one to
     the other; then a row with basis rotation's lead over the best baseline."""
     rows = [_row(study, method) for method in BASELINES]
-    better = {method: study.better(method) for method in BASELINES}
     before = study.lead(study.first)
-    after = study.lead(better)
+    after = study.lead(study.better_settings)
     lead = {
         "method": f"lead of {OURS} over the {BEST_BASELINE}",
         "first loss": strict.mean_text(before.tolist()),

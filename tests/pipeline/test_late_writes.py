@@ -217,30 +217,16 @@ def test_step_by_hand_is_an_update(cleared):
 
 
 @pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
-def test_step_by_hand_after_two_micro_batches():
-    model, twin = make(), make()
-    delayed(model, sgd(model.parameters()), 4, accumulation=2)
-    naive = Naive(twin, accumulation=2)
-    for t in range(12):
-        naive.begin_update()
-        for j in (1, 2):
-            plain_loss(model, 2 * t + j).backward()
-            naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
-        for each in (model, twin):
-            step_by_hand(each)
-            each.zero_grad()
-    assert_same(flat(model), flat(twin))
-
-
-@pytest.mark.filterwarnings("ignore:delayed. weights changed without a step")
-def test_step_by_hand_after_the_last_batches_of_an_epoch():
-    """Every third update has one micro-batch of M = 2."""
+@pytest.mark.parametrize("has_epochs", [False, True])
+def test_step_by_hand_after_two_micro_batches(has_epochs):
+    """With epochs, every third update is the last of one, and has one micro-batch of M = 2."""
     model, twin = make(), make()
     pipeline = delayed(model, sgd(model.parameters()), 4, accumulation=2)
     naive = Naive(twin, accumulation=2)
     for t in range(12):
         naive.begin_update()
-        for j in (1,) if t % 3 == 2 else (1, 2):
+        is_short = has_epochs and t % 3 == 2
+        for j in (1,) if is_short else (1, 2):
             plain_loss(model, 2 * t + j).backward()
             naive.backward(lambda call, n=2 * t + j: plain_loss(call, n), j)
         for each in (model, twin):

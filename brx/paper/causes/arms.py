@@ -76,17 +76,15 @@ def _arms() -> dict[str, Settings]:
     corrected: Settings = {"pipeline.error_feedback": 1.0}
     accumulated: Settings = {"optimizer.method": "pipedream", "pipeline.accumulation": 4}
     arms: dict[str, Settings] = {}
-    random_basis = {
-        "optimizer.method": f"{study}TurnedRotation",
-        "optimizer.arguments.theta": THETAS[-1],
-    }
-    # Before the arm with the usual momentum, which its settings match, too.
-    arms[RANDOM_LITTLE] = {**random_basis, "optimizer.arguments.beta1": LITTLE_MOMENTUM}
+    bases: dict[str, Settings] = {}
     for theta in THETAS:
-        arms[turned(theta)] = {
+        bases[turned(theta)] = {
             "optimizer.method": f"{study}TurnedRotation",
             "optimizer.arguments.theta": theta,
         }
+    # `arm_of` takes the first arm that fits, and runs with little momentum fit `RANDOM`, too.
+    arms[RANDOM_LITTLE] = {**bases[RANDOM], "optimizer.arguments.beta1": LITTLE_MOMENTUM}
+    arms.update(bases)
     for method, (key, _) in MOMENTUM_KEYS.items():
         for value in MOMENTA:
             arms[with_momentum(method, value)] = {"optimizer.method": method, key: value, **usual}
