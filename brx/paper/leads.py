@@ -36,8 +36,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadParts:
-    """Basis rotation's lead over a rival and its two parts, in nats of final validation loss, by
-    seed.
+    """Basis rotation's lead over a rival and its two parts, in nats of a final loss, by seed.
 
     With L(method, P) the loss at P stages on a seed:
 
@@ -58,10 +57,19 @@ class LeadParts:
         return self.total - self.without_delay
 
 
-def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list[LeadParts]:
+def lead_parts(
+    experiments: Experiments, rivals: Sequence[str] = RIVALS, loss: str = "val_loss"
+) -> list[LeadParts]:
     """The lead over each rival that has runs both without delay and at the deepest pipeline.
 
-    A lead takes only the seeds that both methods have at both of these ends."""
+    A lead takes only the seeds that both methods have at both of these ends.
+
+    Args:
+        experiments: the runs.
+        rivals: names in `RIVALS`.
+        loss: the column that is compared. Learning rates are chosen by the validation loss all the
+            same.
+    """
     parts = []
     for rival in rivals:
         try:
@@ -69,7 +77,7 @@ def lead_parts(experiments: Experiments, rivals: Sequence[str] = RIVALS) -> list
             delayed = _sides(experiments, rival, DEEPEST)
         except UserError:  # `experiments.missing` now names the missing runs
             continue
-        parts.append(_parts(rival, without_delay, delayed))
+        parts.append(_parts(rival, without_delay, delayed, loss))
     return parts
 
 
@@ -82,7 +90,10 @@ def _sides(experiments: Experiments, rival: str, stages: int) -> list[pd.DataFra
 
 
 def _parts(
-    rival: str, without_delay: Sequence[pd.DataFrame], delayed: Sequence[pd.DataFrame]
+    rival: str,
+    without_delay: Sequence[pd.DataFrame],
+    delayed: Sequence[pd.DataFrame],
+    loss: str,
 ) -> LeadParts:
     """The lead over a rival, from what `_sides` returns at both ends. Without a seed that all sides
     have, both parts are empty."""
@@ -93,20 +104,20 @@ def _parts(
     sides = shared_seeds(*sides)
     ours, *theirs = sides[: len(without_delay)]
     ours_delayed, *theirs_delayed = sides[len(without_delay) :]
-    best = best_by_seed(theirs, "val_loss")
-    best_delayed = best_by_seed(theirs_delayed, "val_loss")
+    best = best_by_seed(theirs, loss)
+    best_delayed = best_by_seed(theirs_delayed, loss)
     return LeadParts(
         rival,
-        without_delay=_lead(ours, best),
-        total=_lead(ours_delayed, best_delayed),
+        without_delay=_lead(ours, best, loss),
+        total=_lead(ours_delayed, best_delayed, loss),
         saved_without_delay=_share_saved(ours, best),
         saved=_share_saved(ours_delayed, best_delayed),
     )
 
 
-def _lead(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.Series:
+def _lead(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str) -> pd.Series:
     """How many nats ours ends below theirs, by seed."""
-    return losses_by_seed(theirs) - losses_by_seed(ours)
+    return losses_by_seed(theirs, loss) - losses_by_seed(ours, loss)
 
 
 def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> Saved:
@@ -118,11 +129,11 @@ def _share_saved(ours: pd.DataFrame, theirs: pd.DataFrame) -> Saved:
     return Saved(1 - ratio.ratio, is_upper_bound=ratio.is_lower_bound)
 
 
-def lead_table(experiments: Experiments) -> pd.DataFrame:
+def lead_table(experiments: Experiments, loss: str = "val_loss") -> pd.DataFrame:
     """A row per rival: the lead with delay, its two parts, and the iterations saved; all cells are
-    texts."""
+    texts. `loss` is the column that is compared."""
     rows = []
-    for parts in lead_parts(experiments):
+    for parts in lead_parts(experiments, loss=loss):
         row = lead_row(parts)
         row["iterations saved at P = 1"] = _percent(parts.saved_without_delay)
         row[f"iterations saved at P = {DEEPEST}"] = _percent(parts.saved)

@@ -73,6 +73,10 @@ over seeds (Student's t). The lead at P = 32 is the sum of the lead without dela
 delay, which is a difference in differences, taken seed by seed. The best baseline is the lowest of
 `pipedream`, `pipedream-lr` and `nesterov` on each seed. Iterations saved are those to the rival's
 final training loss (docs/protocol.md, section 10)."""
+TRAINING_LEADS_LEGEND = """\
+The same as the table `leads`, in nats of training loss: the mean over the last 2 % of the updates.
+Most of these sequences are new to the model, and all methods see the same ones on a seed. Learning
+rates are still those with the lowest validation loss."""
 CAUSES_LEGEND = """\
 The predictions, and what refutes each, were written before the runs (docs/protocol.md, section 12).
 *Cost* is the final validation loss with the delay minus the one without, in nats; brackets are 95 %
@@ -434,6 +438,13 @@ TABLES: dict[str, Table] = {
             "Leads of basis rotation, without delay and from delay",
             lead_table,
             legend=LEADS_LEGEND,
+        ),
+        PaperTable(
+            "leads-by-training-loss",
+            "",
+            "Leads of basis rotation by training loss, without delay and from delay",
+            partial(lead_table, loss="train_loss"),
+            legend=TRAINING_LEADS_LEGEND,
         ),
         PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
         FormulaTable(

@@ -72,6 +72,20 @@ def test_table_says_what_is_within_chance(experiments):
     assert table.loc["pipedream-lr", "at P = 32"] == "ahead"
 
 
+def test_leads_by_training_loss_choose_the_best_baseline_by_it(tmp_path):
+    # The slower a run, the higher its training loss ends. By validation loss, Nesterov is best.
+    slowness = {"basis-rotation": 1.0, "pipedream": 1.2, "pipedream-lr": 1.6, "nesterov": 1.4}
+    for method, times_as_slow in slowness.items():
+        for P in (1, 32):
+            final = 1.0 if method == "nesterov" else 2.0
+            write_method(tmp_path, method, P, val_loss=final, slowness=times_as_slow)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    by_rival = {parts.rival: parts for parts in lead_parts(experiments, loss="train_loss")}
+    best = by_rival[BEST_BASELINE].total
+    assert best.tolist() == by_rival["pipedream"].total.tolist()
+    assert 0 < best.mean() < by_rival["nesterov"].total.mean()
+
+
 def test_rivals_without_runs_are_left_out(experiments):
     assert "muon" not in lead_table(experiments)["rival"].tolist()
 

@@ -79,14 +79,17 @@ def test_committed_tables_of_studies_are_up_to_date(name, tmp_path, monkeypatch)
     assert (tmp_path / f"{name}.csv").read_text() == (COMMITTED / f"{name}.csv").read_text()
 
 
-def test_committed_leads_with_llamas_blocks_are_up_to_date(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["leads", "leads-by-training-loss"])
+def test_committed_leads_with_llamas_blocks_are_up_to_date(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(["tables", "leads", "--scale", "llama", "--out", str(tmp_path)]) == 0
-    committed = ROOT / "results" / "tables" / "llama" / "leads.csv"
-    assert (tmp_path / "leads.csv").read_text() == committed.read_text()
+    assert main(["tables", name, "--scale", "llama", "--out", str(tmp_path)]) == 0
+    committed = ROOT / "results" / "tables" / "llama" / f"{name}.csv"
+    assert (tmp_path / f"{name}.csv").read_text() == committed.read_text()
 
 
-@pytest.mark.parametrize("name", ["leads", "learning-rates", "reduction", "slowdown"])
+@pytest.mark.parametrize(
+    "name", ["leads", "leads-by-training-loss", "learning-rates", "reduction", "slowdown"]
+)
 def test_committed_tables_of_the_fairer_search_are_up_to_date(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(["tables", name, "--scale", "tuned", "--out", str(tmp_path)]) == 0
