@@ -204,7 +204,7 @@ def draw_leads(experiments: Experiments, axes: Axes, rivals: Sequence[str] = RIV
     ahead = [each for each in parts if lead_finding(each.total) == "ahead"]
     title = (
         f"lead of {look_of(OURS).label} at P = {DEEPEST}\n"
-        f"surely ahead of {len(ahead)} of {len(parts)}"
+        f"ahead of {len(ahead)} of {len(parts)} by more than chance"
     )
     finish_panel(axes, "nats of final validation loss", "", title)
 
