@@ -15,19 +15,11 @@ from .dtensor import FSDP1
 from .options import Group
 from .places_in_model import PlaceInModel, is_embedding, places_in, without_wrappers
 
-# Usual names of the last layer, or of a Sequential that ends in it.
-HEAD_NAMES = {
-    "lm_head",
-    "head",
-    "heads",
-    "output",
-    "unembed",
-    "embed_out",
-    "classifier",
-    "score",
-    "fc_out",
-    "logits",
-}
+# Usual names of the last layer, or of a module that ends in it: `lm_head`, `value_head` and the
+# like. But timm calls a convolution of features `conv_head`.
+HEAD_NAME = re.compile(
+    r"(?!conv_head)(\w+_)?heads?|head_dist|last_linear|output|unembed|embed_out|classifier|score|fc_out|logits"
+)
 # Names of plain parameters that are looked up or added, not multiplied by.
 EMBEDDING_NAME = re.compile(
     r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
@@ -161,7 +153,7 @@ def find_heads(model: nn.Module, found: list[PlaceInModel]) -> dict[str, str]:
         called = _called_head(weight, is_last=weight == last_weight)
         if called:
             heads[weight] = f"head: called {called}"
-    for container, weight in _ends_of_containers(weights).items():
+    for container, weight in _ends_of_containers(model, weights).items():
         heads[weight] = f"head: the last of {container}"
     last = _last_as_head(model, weights)
     if last:
@@ -191,20 +183,29 @@ def _called_head(weight: str, is_last: bool) -> str:
     # Within a block, no layer is a head, for example the `fc_out` in GPT-J.
     if any(part.isdigit() for part in above):
         return ""
-    if layer in HEAD_NAMES or (layer == "fc" and (not above or is_last)):
+    if HEAD_NAME.fullmatch(layer) or (layer == "fc" and (not above or is_last)):
         return layer
     return ""
 
 
-def _ends_of_containers(weights: Iterable[str]) -> dict[str, str]:
-    """For each container with a head's name, the last weight in it."""
+def _ends_of_containers(model: nn.Module, weights: Iterable[str]) -> dict[str, str]:
+    """For each container with a head's name, the last weight in it. A list or a dictionary holds
+    several heads, so each module in it is a container."""
+    several = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            several.add(without_wrappers(path))
     ends = {}
     for weight in weights:
-        *above, _ = weight.split(".")[:-1] or [""]
-        inside = [index for index, part in enumerate(above) if part in HEAD_NAMES]
+        parts = weight.split(".")[:-1]
+        inside = [index for index, part in enumerate(parts[:-1]) if HEAD_NAME.fullmatch(part)]
         # Within a block, no layer is a head, for example an `output`.
-        if inside and not any(part.isdigit() for part in above[: inside[0]]):
-            ends[above[inside[0]]] = weight
+        if not inside or any(part.isdigit() for part in parts[: inside[0]]):
+            continue
+        length = inside[0] + 1
+        if ".".join(parts[:length]) in several:
+            length += 1
+        ends[".".join(parts[:length])] = weight
     return ends
 
 
@@ -344,4 +345,4 @@ def has_roles(group: Group) -> bool:
 def looks_like_a_table(name: str) -> bool:
     """Whether a parameter has an embedding's or a head's name; for parameters without a model."""
     layer = without_wrappers(name.removesuffix(".weight")).rpartition(".")[2]
-    return layer in HEAD_NAMES or bool(EMBEDDING_NAME.search(layer.lower()))
+    return bool(HEAD_NAME.fullmatch(layer) or EMBEDDING_NAME.search(layer.lower()))

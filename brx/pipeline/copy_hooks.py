@@ -19,7 +19,7 @@ class CopyHooks:
     Args:
         windows: the windows of the model.
         parameters: the parameters that train.
-        is_in_call: whether a call of the model is running.
+        is_in_evaluation: whether an evaluation of the model is running.
         running_elsewhere: which pass of the model is running in another thread ("forward" or
             "backward"); None if there is none.
     """
@@ -28,12 +28,12 @@ class CopyHooks:
         self,
         windows: Windows,
         parameters: Sequence[Tensor],
-        is_in_call: Callable[[], bool],
+        is_in_evaluation: Callable[[], bool],
         running_elsewhere: Callable[[], str | None],
     ) -> None:
         self._windows = windows
         self._parameters = list(parameters)
-        self._is_in_call = is_in_call
+        self._is_in_evaluation = is_in_evaluation
         self._running_elsewhere = running_elsewhere
         # The module whose state dict is being made. Within it, torch makes those of its children.
         self._saving: nn.Module | None = None
@@ -64,8 +64,9 @@ class CopyHooks:
         if self._windows.current is not window:
             # Something has kept the copy's memo alive, and the loop has gone on.
             return
-        # An evaluation or a state dict that runs now needs the newest weights for itself.
-        if not self._is_in_call() and not self._is_saving():
+        # An evaluation or a state dict that runs now needs the newest weights for itself. A
+        # training pass that has made the copy goes on with the window's contents.
+        if not self._is_in_evaluation() and not self._is_saving():
             self._windows.end_peek()
 
     # `model.load_state_dict()`

@@ -14,6 +14,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn.modules.module import _WrappedHook
 from torch.utils._pytree import tree_leaves
 
 CALL = "_call_impl"
@@ -64,13 +65,18 @@ def no_hook(*args: Any) -> None:
     """A hook that does nothing."""
 
 
-def _make_no_hook(at_end: None = None) -> Callable[..., None]:
+def _make_no_hook(at_end: Any = None) -> Callable[..., None]:
     return no_hook
+
+
+# A loop may load its whole model with `weights_only=True`, and name the classes of the model as
+# safe. It does not know of these two. Torch itself puts hooks of `load_state_dict` into the second.
+torch.serialization.add_safe_globals([_make_no_hook, _WrappedHook])
 
 
 class AtEnd:
     """Runs an action once: when it is called, or else when the last reference to it goes. Pickled,
-    it becomes None."""
+    it becomes `no_hook`."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._actions = [action]
@@ -85,7 +91,7 @@ class AtEnd:
     __del__ = __call__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+        return _make_no_hook, ()
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:

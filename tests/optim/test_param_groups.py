@@ -53,6 +53,8 @@ def test_last_projection_is_no_head(tied, vocabulary):
 LAYERS = nn.Sequential(
     nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
 )
+PAIR = {"a": copy.deepcopy(LAYERS), "b": nn.Linear(4, 2)}
+HEAD = nn.ModuleDict({"head": copy.deepcopy(LAYERS)})
 TIED = nn.ModuleDict({"proj": nn.Linear(4, 9), "emb": nn.Embedding(9, 4), "last": nn.Linear(4, 5)})
 TIED["emb"].weight = TIED["proj"].weight
 
@@ -76,6 +78,29 @@ TIED["emb"].weight = TIED["proj"].weight
             nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)}),
             {},
             {"body": "matrices", "head": "head"},
+        ),
+        (
+            # One head per task, or per depth.
+            nn.ModuleDict({"body": nn.Linear(4, 4), "heads": nn.ModuleDict(PAIR)}),
+            {},
+            {"body": "matrices", "heads.a.0": "matrices", "heads.a.2.2": "head", "heads.b": "head"},
+        ),
+        (
+            # The value and the policy of an agent.
+            nn.ModuleDict({"actor": HEAD, "critic": copy.deepcopy(HEAD)}),
+            {},
+            {"actor.head.0": "matrices", "actor.head.2.2": "head", "critic.head.2.2": "head"},
+        ),
+        (
+            nn.ModuleDict({"action_head": nn.Linear(4, 3), "classification_head": HEAD}),
+            {},
+            {"action_head": "head", "classification_head.head.2.2": "head"},
+        ),
+        (
+            # As in EfficientNet.
+            nn.ModuleDict({"conv_head": nn.Conv2d(4, 8, 1), "classifier": nn.Linear(8, 3)}),
+            {},
+            {"conv_head": "kernels", "classifier": "head"},
         ),
         (
             # As GPT-J has it.

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from brx import delayed
 from brx.errors import UserError
 from tests.pipeline.loops import (
+    Layer,
     Naive,
     assert_same,
     batch,
@@ -78,6 +79,34 @@ def test_window_goes_on_after_a_copy():
     assert_same(flat(model), simulate())
 
 
+class CopiedInItsPass(Layer):
+    """As in BYOL, whose forward pass makes the target network, a copy of the online one."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def forward(self, x):
+        self.found.append(copy.deepcopy(self.lin).weight.detach())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("stash", ["exact", "none"])
+def test_training_pass_goes_on_after_a_copy_in_it(stash):
+    """The copy has the newest weights, and the layers after it the window's."""
+    model, optimizer, _ = started(0, stash=stash)
+    twin = make(CopiedInItsPass)
+    twin_optimizer = sgd(twin.parameters())
+    delayed(twin, twin_optimizer, 4, stash=stash)
+    for t in range(8):
+        newest = [layer.lin.weight.detach().clone() for layer in twin]
+        go_on(model, optimizer, [t])
+        go_on(twin, twin_optimizer, [t])
+        for layer, weight in zip(twin, newest, strict=True):
+            assert torch.equal(layer.found[-1], weight)
+    assert torch.equal(flat(twin), flat(model))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved])
 def test_window_goes_on_between_two_forward_passes(copied):
     """Both see the version of the micro-batch, and so do weights that are read after the copy."""
@@ -111,6 +140,28 @@ def test_saved_model_in_a_window_is_a_plain_file():
     file = io.BytesIO()
     torch.save(model, file)
     assert b"AtEnd" not in file.getvalue()
+
+
+@pytest.mark.parametrize("is_in_window", [False, True])
+def test_saved_model_loads_with_weights_only(is_in_window):
+    """A loop need not name anything of brx as safe, only the classes of its model."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 2)
+    inputs = torch.randn(4, 8)
+    for _ in range(3):
+        model(inputs).sum().backward()
+        optimizer.step()
+    newest = flat(model)
+    if is_in_window:
+        model(inputs)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear]):
+        loaded = torch.load(file, weights_only=True)
+    assert torch.equal(flat(loaded), newest)
+    assert loaded(inputs).shape == (4, 1)
 
 
 def test_copied_part_in_a_window_is_newest():
