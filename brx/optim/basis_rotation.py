@@ -879,7 +879,8 @@ class BasisRotation(Optimizer):
         self._find_new_roles()
         groups = in_own_order(groups, self.param_groups)
         numbered = [(number, group) for group in groups for number in group["params"]]
-        check_entries(given["state"], {number for number, _ in numbered})
+        numbers = {number for number, _ in numbered}
+        check_entries(given["state"], numbers)
         states = {}
         for named, (number, group) in zip(self._named(), numbered, strict=True):
             parameter = named.parameter
@@ -892,7 +893,13 @@ class BasisRotation(Optimizer):
         kept = {}
         for parameter, (state, options) in states.items():
             kept[parameter] = self._as_kept(state, parameter, options)
-        return {**given, "param_groups": groups}, kept
+        # torch gets only what is not in `kept`: it would make a second copy of all state on the
+        # device, which may have no room for it.
+        rest = {}
+        for key, state in given["state"].items():
+            if key not in numbers or not state:
+                rest[key] = state
+        return {**given, "param_groups": groups, "state": rest}, kept
 
     def _as_kept(self, state: dict[str, Any], parameter: Tensor, options: Group) -> dict[str, Any]:
         """A copy of a saved state with this optimizer's dtypes and device."""
@@ -908,8 +915,9 @@ class BasisRotation(Optimizer):
             else:
                 value = like_parameter(value, parameter) if shape else whole(value)
             dtype = state_dtype(name, parameter)
-            here = torch.as_tensor(value, device=parameter.device)
-            kept[name] = here.detach().to(dtype, copy=True)
+            if not isinstance(value, Tensor):  # as counts in files of older optimizers
+                value = torch.tensor(value, device="cpu")
+            kept[name] = value.detach().to(parameter.device, dtype, copy=True)
         return kept
 
     def __getstate__(self) -> dict[str, Any]:

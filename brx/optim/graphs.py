@@ -31,23 +31,35 @@ GraphMaker = Callable[[Callable[[], None]], Graph]
 
 
 class CudaGraphMaker:
-    """Records CUDA graphs, which all use the same memory in turn.
+    """Records CUDA graphs of a device's work, which all use the same memory in turn.
 
     Results that another graph needs must therefore be written to tensors that exist before.
+
+    Args:
+        device: where the work runs. It need not be the current device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: object = None
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, work: Callable[[], None]) -> Graph:
-        if self._pool is None:
+        if self._stream is None:
             self._pool = torch.cuda.graph_pool_handle()
+            # A graph holds what runs on its stream. torch's default for that is a stream of the
+            # device that was current first, and work on another device would not be recorded.
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         # Only this thread's calls can spoil the recording: another one may fetch data meanwhile.
-        with torch.cuda.graph(
-            graph,
-            pool=self._pool,  # type: ignore[arg-type]
-            capture_error_mode="thread_local",
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(
+                graph,
+                pool=self._pool,  # type: ignore[arg-type]
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ),
         ):
             work()
         return graph
@@ -81,21 +93,21 @@ class GraphedSteps:
         device_type: str = "cuda",
     ) -> None:
         self._optimizer = optimizer
-        self._make_graph = make_graph or CudaGraphMaker()
         self._recorded: dict[object, Graph] = {}
         # Plans are kept, because a signature names their objects by identity, which must not be
         # reused.
         self._plans: dict[object, Plan] = {}
+        devices: set[torch.device] = set()
         for group in optimizer.param_groups:
             if group["as_published"]:
                 raise ValueError(
                     "as_published computes with numbers on the host: no graph holds it"
                 )
-            for parameter in group["params"]:
-                if parameter.device.type != device_type:
-                    raise ValueError(
-                        f"graphs hold steps on a CUDA device; a parameter is on {parameter.device}"
-                    )
+            devices |= {parameter.device for parameter in group["params"]}
+        if len(devices) > 1 or any(device.type != device_type for device in devices):
+            found = ", ".join(sorted(map(str, devices)))
+            raise ValueError(f"graphs hold steps on one CUDA device; parameters are on {found}")
+        self._make_graph = make_graph or CudaGraphMaker(*devices)
 
     @torch.inference_mode(False)
     @torch.no_grad()

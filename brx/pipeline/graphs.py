@@ -114,7 +114,7 @@ class GraphedPasses:
     ) -> None:
         self._stages = list(stages)
         self._passes = passes
-        self._make_graph = make_graph or CudaGraphMaker()
+        self._make_graph = make_graph or CudaGraphMaker(stages[0].device)
         self._accumulation = stages[0].delay.accumulation
         self._num_met: Counter[_Kind] = Counter()
         self._recorded: dict[_Kind, _Recorded] = {}

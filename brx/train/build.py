@@ -118,7 +118,7 @@ def assemble(
         config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype
     )
     if config.runtime.graphs and make_graph is None and device.type == "cuda":
-        make_graph = CudaGraphMaker()
+        make_graph = CudaGraphMaker(device)
     # Finds the method, makes its optimizers for these stages, and drives them: learning rates,
     # gradient rule, forecast.
     updater = MethodUpdater(config, stages, make_graph)

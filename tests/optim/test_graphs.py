@@ -1,12 +1,14 @@
 """Steps that are recorded and replayed, tried out on the CPU: a recording is the device's part of a
 step, run again with what it held when it was recorded."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from brx.optim import BasisRotation
 from brx.optim.gradient_guard import LONGEST_WAIT, BadGradientError
-from brx.optim.graphs import GraphedSteps, MovingGradientsError
+from brx.optim.graphs import CudaGraphMaker, GraphedSteps, MovingGradientsError
 from tests.optim.helpers import random
 
 SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,)]
@@ -134,5 +136,35 @@ def test_gradients_that_move_are_refused(recordings, monkeypatch):
 
 
 def test_parameters_elsewhere_are_refused():
-    with pytest.raises(ValueError, match="a parameter is on cpu"):
+    with pytest.raises(ValueError, match="one CUDA device; parameters are on cpu"):
         GraphedSteps(BasisRotation([torch.nn.Parameter(torch.ones(2, 2))]))
+
+
+def test_parameters_on_two_devices_are_refused():
+    series = [torch.nn.Parameter(torch.ones(2, 2, device=name)) for name in ("cpu", "meta")]
+    with pytest.raises(ValueError, match="parameters are on cpu, meta"):
+        GraphedSteps(BasisRotation(series), device_type="cpu")
+
+
+def test_graphs_are_recorded_on_a_stream_of_their_device(monkeypatch):
+    """Not of the current device, whose stream would record nothing."""
+    device = torch.device("cuda", 1)
+    seen = []
+
+    @contextmanager
+    def graph(recorded, *, pool, stream, capture_error_mode):
+        seen.append(("graph", stream))
+        yield
+
+    @contextmanager
+    def current(chosen):
+        seen.append(("device", chosen))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda place: f"a stream of {place}")
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "device", current)
+    CudaGraphMaker(device)(lambda: seen.append("work"))
+    assert seen == [("device", device), ("graph", "a stream of cuda:1"), "work"]
