@@ -684,7 +684,7 @@ class BasisRotation(Optimizer):
             if self._is_known(named):
                 continue
             if is_rotated(parameter, named.options):
-                if "param_names" in named.group and looks_like_a_table(named.name):
+                if looks_like_a_table(named.name):
                     tables.append(named.name)
             elif named.options["rotate"]:
                 num_vectors += 1

@@ -112,3 +112,13 @@ def test_covariances_of_refreshes_alone_are_refused():
         BasisRotation(
             [torch.nn.Parameter(torch.ones(3, 3))], as_published=True, covariance="refresh"
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rotation_precision", "tf32"), ("covariance_precision", "tf32"), ("first_refresh", 3)],
+)
+def test_options_that_it_decides_are_refused(name, value):
+    parameter = torch.nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="as_published has its own rotation_precision"):
+        BasisRotation([parameter], as_published=True, **{name: value})

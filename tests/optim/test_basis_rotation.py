@@ -205,6 +205,13 @@ def test_sparse_gradient_is_refused():
         BasisRotation([parameter]).step()
 
 
+def test_norm_of_a_gradient_may_exceed_half_precision():
+    parameter = torch.nn.Parameter(torch.ones(100, 100, dtype=torch.float16))
+    parameter.grad = torch.full_like(parameter, 1000.0)  # the norm is 1e5, float16 ends at 65504
+    BasisRotation([parameter], lr=0.25, weight_decay=0.0, rotate=False).step()
+    torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 0.75))
+
+
 WRONG = [
     ("lr", -1.0),
     ("betas", (1.0, 0.9)),

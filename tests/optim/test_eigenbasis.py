@@ -53,6 +53,21 @@ def test_exact_bases_are_ordered_by_eigenvalue():
     assert_same_up_to_sign(refreshed.basis, expected)
 
 
+@pytest.mark.parametrize("spectrum", [[3, 2, 2, 1], [3, 2, 2, 2, 1]])
+def test_equal_eigenvalues_between_others_keep_their_space(spectrum):
+    eigenvalues = torch.tensor(spectrum).double()
+    Q = torch.linalg.qr(random(len(spectrum), len(spectrum)).double()).Q
+    C = Q @ torch.diag(eigenvalues) @ Q.mT
+    basis = exact_eigenbasis(C[None]).basis[0]
+    torch.testing.assert_close(C @ basis, basis * eigenvalues, rtol=0, atol=1e-12)
+
+
+def test_exact_basis_does_not_depend_on_the_scale():
+    C, _, _ = covariances(2, 5)
+    tiny = exact_eigenbasis(2.0**-60 * C).basis
+    torch.testing.assert_close(tiny, exact_eigenbasis(C).basis, rtol=0, atol=1e-12)
+
+
 def test_basis_of_a_factor_is_its_covariances():
     factor = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).double()
     expected = exact_eigenbasis(factor @ factor.mT).basis
@@ -209,6 +224,17 @@ def test_tiny_covariance_renews_the_basis(dtype, scale):
     refreshed = power_iteration(covariance[None].clone(), torch.eye(2, dtype=dtype)[None])
     assert refreshed.valid.all()
     assert refreshed.basis[0, 1, 0] > 0.3
+
+
+def test_covariance_is_measured_by_its_own_largest_eigenvalue():
+    # The two smaller eigenvalues are about as large as the noise floor.
+    small = 2.0**-87 * torch.tensor([[1, 0, 0], [0, 1e-5, 5e-6], [0, 5e-6, 1e-5]])
+    large = torch.diag(torch.tensor([1.9, 1, 1]))
+    bases = torch.eye(3).repeat(2, 1, 1)
+    alone = power_iteration(small[None].clone(), bases[:1])
+    together = power_iteration(torch.stack([small, large]), bases)
+    assert together.valid.all()
+    torch.testing.assert_close(together.basis[:1], alone.basis)
 
 
 def test_cholesky_of_dependent_columns_is_told():

@@ -17,6 +17,7 @@ from brx.optim.elementwise import (
 )
 from brx.optim.reduced_precision import factor_rounding, product
 from tests.optim.helpers import full_rank_gradients, parameters, random, take_steps
+from tests.optim.naive_basis_rotation import above_noise as naive_above_noise
 from tests.optim.naive_basis_rotation import naive_basis_rotation
 
 double = partial(random, dtype=torch.float64)
@@ -67,6 +68,18 @@ def test_bad_flag_leaves_the_moments_alone():
     update = rotated_update(*given)
     assert not update.any()
     assert all(map(torch.equal, given[1:3], before))
+
+
+def test_plain_update_damps_an_entry_whose_momentum_is_noise():
+    _, momentum, second_moment, steps, *others = arguments()
+    momentum[0, 2, 3] = 3e-13
+    update = rotated_update(torch.zeros_like(momentum), momentum, second_moment, steps, *others)
+    correction1, correction2 = 1 - 0.9**4, 1 - 0.999**4
+    mean_square = correction2 * (momentum[0] / correction1) ** 2
+    damping = naive_above_noise(second_moment[0], mean_square)
+    assert 0.1 < damping[2, 3] < 0.9
+    step = momentum[0] / correction1 / ((second_moment[0] / correction2).sqrt() + 1e-8)
+    torch.testing.assert_close(update[0], -0.01 * step * damping, rtol=1e-6, atol=0)
 
 
 @pytest.mark.slow

@@ -49,6 +49,19 @@ def assert_same_columns(bases, others, tolerance=1e-5):
             assert (basis - other).norm(dim=0).max() < tolerance, key
 
 
+def test_first_steps_do_not_depend_on_the_gradients_scale():
+    weights = []
+    for scale in (1.0, 2.0**-20):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.nn.Parameter(torch.zeros(8, 6))
+        optimizer = BasisRotation([weight], lr=1.0, weight_decay=0.0, eps=1e-19)
+        for _ in range(3):
+            weight.grad = scale * torch.randn(8, 6, generator=generator)
+            optimizer.step()
+        weights.append(weight.detach())
+    torch.testing.assert_close(*weights)
+
+
 def test_threads_do_not_change_first_bases(bases):
     assert_same_columns(bases, all_first_bases(num_threads=4))
 

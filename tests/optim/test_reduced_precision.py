@@ -8,6 +8,7 @@ from brx.optim.reduced_precision import (
     _has_tf32,
     _split,
     add_product,
+    factor_rounding,
     fp32_products,
     precision_on,
     product,
@@ -34,6 +35,13 @@ def capability(monkeypatch):
     _has_tf32.cache_clear()
     yield set_to
     _has_tf32.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("highest", torch.float32), ("tf32", torch.float64)]
+)
+def test_factors_that_stay_as_they_are_are_not_rounded(precision, dtype):
+    assert factor_rounding(precision, dtype) == 0
 
 
 def test_auto_is_fp32_on_a_cpu():

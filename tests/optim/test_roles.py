@@ -201,6 +201,20 @@ def test_lazy_modules_train_as_others_do(make):
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
+def test_saved_state_is_loaded_once_lazy_shapes_are_known():
+    def model():
+        return nn.ModuleDict({"lm_head": nn.LazyLinear(6)})
+
+    trained, fresh = model(), model()
+    optimizers = [BasisRotation(trained), BasisRotation(fresh)]
+    trained["lm_head"](random(8, 5)).sum().backward()
+    optimizers[0].step()
+    fresh["lm_head"](random(8, 5))
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    # A head gets AdamW, so its state has no bases.
+    assert optimizers[1].state[fresh["lm_head"].weight].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
 def test_lazy_parameters_are_summarized():
     row, *_ = BasisRotation(lazy_network()).summary()
     assert row.why == "lazy: decided when its shape is known"

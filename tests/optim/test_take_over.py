@@ -118,6 +118,17 @@ def test_bases_that_do_not_fit_are_refused(options, told):
         BasisRotation(param_groups(model), **options).take_over(soap)
 
 
+def test_bases_of_a_stack_of_matrices_are_refused():
+    # SOAP has a basis for each of the three dimensions.
+    stack = torch.nn.Parameter(torch.ones(3, 3, 3))
+    soap = pytest.importorskip("pytorch_optimizer").SOAP([stack], lr=0.1)
+    for time in range(2):
+        stack.grad = random(3, 3, 3, seed=time)
+        soap.step()
+    with pytest.raises(ValueError, match="bases of left, right are no state of"):
+        BasisRotation([stack]).take_over(soap)
+
+
 def counts_after(make, dtype):
     model, _ = two_models()
     previous = make(model.parameters())
@@ -160,6 +171,18 @@ def test_amsgrad_is_refused():
     adamw = torch.optim.AdamW(model.parameters(), amsgrad=True)
     go(model, adamw, 0, 1)
     with pytest.raises(ValueError, match="AMSGrad"):
+        BasisRotation(param_groups(model)).take_over(adamw)
+
+
+def test_amsgrad_of_one_group_is_refused():
+    model, _ = two_models()
+    groups = [
+        {"params": model[0].parameters()},
+        {"params": model[2].parameters(), "amsgrad": True},
+    ]
+    adamw = torch.optim.AdamW(groups)
+    go(model, adamw, 0, 1)
+    with pytest.raises(ValueError, match=r"parameter 2\..*AMSGrad"):
         BasisRotation(param_groups(model)).take_over(adamw)
 
 

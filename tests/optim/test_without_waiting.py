@@ -87,6 +87,19 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
     assert int(optimizer.state[parameters[1]]["step"]) == 21
 
 
+def test_run_without_waiting_does_not_tell_of_a_bad_gradient(monkeypatch):
+    monkeypatch.setattr("brx.optim.gradient_guard.LONGEST_WAIT", 0)  # other steps would wait now
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = BasisRotation([parameter], frequency=2)
+    train(optimizer, [parameter], 1, 4)
+    before = parameter.detach().clone()
+    parameter.grad[0, 0] = float("nan")
+    with torch.no_grad(), optimizer.planned_step() as plan:
+        assert plan.is_refresh
+        optimizer.run(plan, without_waiting=True)
+    assert torch.equal(parameter, before)
+
+
 def test_single_bad_step_before_is_no_plural():
     parameter = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = BasisRotation([parameter], frequency=2)

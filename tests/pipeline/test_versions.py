@@ -84,6 +84,44 @@ def test_state_of_another_error_feedback_is_refused(coefficients):
         other.load_state_dict(saved.state_dict())
 
 
+def after_an_update(**options):
+    torch.manual_seed(0)
+    stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(2), **options)
+    for weight in stage.newest.values():
+        weight.data += 1
+    stage.record_update(1)
+    return stage
+
+
+def test_state_of_another_stash_mode_is_refused():
+    saved = after_an_update(stash="predict").state_dict()
+    with pytest.raises(ValueError, match="stage 0: the state is of another stash mode or forecast"):
+        StageVersions(nn.Linear(3, 2), 0, StageDelay(2)).load_state_dict(saved)
+
+
+def test_loaded_state_replaces_what_was_fetched_ahead():
+    saved = after_an_update().state_dict()
+    stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(2), on_host=True)
+    stage.bind(1)  # fetches the version of micro-batch 2
+    stage.load_state_dict(saved)
+    stage.bind(2)
+    initial = after_an_update().state_dict()["ring"]["weight"][StageDelay(2).slot_of(0)]
+    assert torch.equal(stage.in_use[0], initial)
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_updates_are_looked_at_only_with_delay(tau):
+    seen = []
+
+    def forecast(newest, update, tau_updates, state):
+        seen.append(tau_updates)
+        return newest
+
+    stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(tau), forecast=forecast)
+    stage.record_update(1)
+    assert seen == [1] * tau
+
+
 def test_stage_without_delay_has_no_error_feedback():
     stage = StageVersions(nn.Linear(3, 2), 0, StageDelay(0), error_feedback=1.0)
     assert "last_update" not in stage.state_dict()
