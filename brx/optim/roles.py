@@ -16,10 +16,13 @@ from .options import Group
 from .places_in_model import PlaceInModel, is_embedding, places_in, without_wrappers
 
 # Usual names of the last layer, or of a module that ends in it: `lm_head`, `value_head` and the
-# like. But timm calls a convolution of features `conv_head`.
+# like. But timm calls a convolution of features `conv_head`, and `attention_heads` make no outputs.
 HEAD_NAME = re.compile(
-    r"(?!conv_head)(\w+_)?heads?|head_dist|last_linear|output|unembed|embed_out|classifier|score|fc_out|logits"
+    r"(?!(conv|sa|(\w+_)?(attn|attention))_head)(\w+_)?heads?"
+    r"|head_dist|last_linear|output|unembed|embed_out|classifier|score|fc_out|logits"
 )
+# Names of the layer of an attention that makes the queries, or queries, keys and values.
+QUERIES = re.compile(r"((to_|w)?q(kv)?|q(ueries|uery|_lin|(kv)?_proj)|c_attn)", re.IGNORECASE)
 # Names of plain parameters that are looked up or added, not multiplied by.
 EMBEDDING_NAME = re.compile(
     r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
@@ -190,7 +193,14 @@ def _called_head(weight: str, is_last: bool) -> str:
 
 def _ends_of_containers(model: nn.Module, weights: Iterable[str]) -> dict[str, str]:
     """For each container with a head's name, the last weight in it. A list or a dictionary holds
-    several heads, so each module in it is a container."""
+    several heads, so each module in it is a container. What is called `heads` may also be those of
+    an attention, so its layers are left out."""
+    weights = list(weights)
+    attentions = set()
+    for weight in weights:
+        attention, _, layer = weight.rpartition(".")[0].rpartition(".")
+        if QUERIES.fullmatch(layer):
+            attentions.add(attention)
     several = set()
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -201,6 +211,8 @@ def _ends_of_containers(model: nn.Module, weights: Iterable[str]) -> dict[str, s
         inside = [index for index, part in enumerate(parts[:-1]) if HEAD_NAME.fullmatch(part)]
         # Within a block, no layer is a head, for example an `output`.
         if not inside or any(part.isdigit() for part in parts[: inside[0]]):
+            continue
+        if ".".join(parts[:-1]) in attentions:
             continue
         length = inside[0] + 1
         if ".".join(parts[:length]) in several:

@@ -54,6 +54,8 @@ LAYERS = nn.Sequential(
     nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
 )
 PAIR = {"a": copy.deepcopy(LAYERS), "b": nn.Linear(4, 2)}
+ONE_ATTENTION = nn.ModuleDict({"query": nn.Linear(4, 2), "value": nn.Linear(4, 2)})
+ATTENTION = nn.ModuleList([ONE_ATTENTION, copy.deepcopy(ONE_ATTENTION)])
 HEAD = nn.ModuleDict({"head": copy.deepcopy(LAYERS)})
 TIED = nn.ModuleDict({"proj": nn.Linear(4, 9), "emb": nn.Embedding(9, 4), "last": nn.Linear(4, 5)})
 TIED["emb"].weight = TIED["proj"].weight
@@ -101,6 +103,17 @@ TIED["emb"].weight = TIED["proj"].weight
             nn.ModuleDict({"conv_head": nn.Conv2d(4, 8, 1), "classifier": nn.Linear(8, 3)}),
             {},
             {"conv_head": "kernels", "classifier": "head"},
+        ),
+        (
+            # The heads of an attention make no outputs of the model.
+            nn.ModuleDict({"sa": nn.ModuleDict({"heads": ATTENTION}), "lm_head": nn.Linear(4, 9)}),
+            {},
+            {"sa.heads.0.query": "matrices", "sa.heads.1.value": "matrices", "lm_head": "head"},
+        ),
+        (
+            nn.ModuleDict({"sa_heads": nn.ModuleDict({"proj": nn.Linear(4, 4)})}),
+            {},
+            {"sa_heads.proj": "matrices"},
         ),
         (
             # As GPT-J has it.
