@@ -14,6 +14,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import _WrappedHook
 from torch.utils._pytree import tree_leaves
 
@@ -146,14 +147,17 @@ def has_saved_tensor_hooks() -> bool:
 
 
 def is_in_autograd_function() -> bool:
-    """Whether a `torch.autograd.Function` is running its forward pass. Reentrant activation
-    checkpointing is one: it runs without gradients, and the pass comes again in the backward
-    pass."""
+    """Whether a `torch.autograd.Function` that will have a backward pass is running its forward
+    pass. Reentrant activation checkpointing is one: it runs without gradients, and the pass comes
+    again in the backward pass."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "forward":
-            values = frame.f_locals.values()
-            if any(isinstance(value, torch.autograd.function.FunctionCtx) for value in values):
+            contexts = [
+                value for value in frame.f_locals.values() if isinstance(value, BackwardCFunction)
+            ]
+            # If gradients are off around the function, its context leads to no other function.
+            if any(context.next_functions for context in contexts):
                 return True
         frame = frame.f_back
     return False

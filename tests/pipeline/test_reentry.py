@@ -429,6 +429,24 @@ def test_checkpoint_around_the_model(use_reentrant):
     assert_same(train(loss=loss)[0], simulate(loss=loss))
 
 
+def test_checkpoint_around_an_evaluation_sees_the_newest():
+    """The function of reentrant checkpointing runs without gradients. Here it has no backward pass,
+    either, so it is no training pass, though the model is in training mode."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    for t in range(12):
+        loss = plain_loss(model, t)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        x = batch(50).requires_grad_()
+        with torch.no_grad():
+            found = checkpoint(model, x, use_reentrant=True)
+        assert torch.equal(found, copy.deepcopy(model)(x))
+    assert_same(flat(model), simulate())
+
+
 @pytest.mark.filterwarnings("ignore:delayed. an update took 3")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_two_chunks_checkpointed_around_the_model(use_reentrant):
