@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--blocks", type=int, help="measure this size only (with --width)")
     parser.add_argument("--width", type=int)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the table")
     parser.add_argument(
         "--only",
         nargs="*",
@@ -214,13 +216,13 @@ def main() -> None:
     if options.only:
         table.show(title, *notes)
     else:
-        table.write(title, *keep_others(table, notes))
+        table.write(title, *keep_others(table, notes, options.out), folder=options.out)
 
 
-def keep_others(table: Table, notes: list[str]) -> list[str]:
-    """Add the rows and notes of the written table that have not been measured again; returns all
-    notes."""
-    path = RESULTS / f"{table.name}.json"
+def keep_others(table: Table, notes: list[str], folder: Path) -> list[str]:
+    """Add the rows and notes of the table in a folder that have not been measured again; returns
+    all notes."""
+    path = folder / f"{table.name}.json"
     if not path.exists():
         return notes
     written = json.loads(path.read_text(encoding="utf-8"))

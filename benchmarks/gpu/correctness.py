@@ -16,6 +16,7 @@ time is "not run". --tiny runs everything with small models, on any machine.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,13 +36,15 @@ from brx.train.build import assemble
 ROOT = Path(__file__).parents[2]
 
 TESTED = (
+    "tests/pipeline",
     "tests/train/test_cuda.py",
-    "tests/data/test_batches.py",
+    "tests/optim/test_basis_rotation.py",
     "tests/optim/test_elementwise.py",
     "tests/optim/test_reduced_precision.py",
-    "tests/optim/test_basis_rotation.py",
-    "tests/pipeline",
+    "tests/optim/test_fake_cuda.py",
+    "tests/data/test_batches.py",
 )
+"""The longest first, which begins with the packet."""
 
 COMMON = (
     "data.tokenizer=bytes",
@@ -152,8 +155,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(Path(folder), deadline, options)
         names = [name for name in options.only if device.type == "cuda" or "graphs" not in name]
-        runs = {name: pool.submit(work.train, name) for name in names}
         tests = [] if options.tiny else [pool.submit(work.test, path) for path in TESTED]
+        runs = {name: pool.submit(work.train, name) for name in names}
         problems = {name: run.result() for name, run in runs.items()}
         there = [pair for pair in PAIRS if pair.first in runs and pair.second in runs]
         findings += [compare(pair, Path(folder), problems) for pair in there]
@@ -192,21 +195,9 @@ class Work:
 
     def test(self, path: str) -> Finding:
         """Run the tests of a file or folder."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-o",
-            "addopts=",
-            "-n",
-            "0",
-            "-rfE",
-            "--tb=short",
-        ]
-        code, output = self.run([*command, path])
-        lines = output.splitlines()
-        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-        found = "; ".join([last_line(output), *failed[:NUM_NAMED]])
+        options = ["-o", "addopts=", "-v", "-rfE", "--tb=short"]
+        code, output = self.run([sys.executable, "-m", "pytest", *options, path])
+        found = "; ".join([last_line(output), *failed_tests(output)[:NUM_NAMED]])
         return Finding(f"tests: {path}", "all pass", found, None if code == CUT_OFF else code == 0)
 
     def run(self, command: list[str]) -> tuple[int, str]:
@@ -314,6 +305,15 @@ def metrics(run: Path) -> list[dict[str, float]]:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return [{key: record[key] for key in compared if key in record} for record in records]
+
+
+def failed_tests(output: str) -> list[str]:
+    """The tests that have failed, with the reasons if pytest has come to its summary."""
+    lines = output.splitlines()
+    summary = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    # With -v there is a line for each test while they run: `tests/a.py::test_b FAILED [ 12%]`.
+    as_they_ran = [line for line in lines if re.search(r"::.* (FAILED|ERROR)\b", line)]
+    return summary or as_they_ran
 
 
 def last_line(output: str) -> str:

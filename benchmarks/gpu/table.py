@@ -48,7 +48,7 @@ def main() -> None:
         "ceilings": ["gpu.ceilings", "--device", device, *out],
         "bases": ["gpu.bases", "--device", device, *out],
         "iterations": ["gpu.iterations", *iterations],
-        "optimizers": ["optimizers", "--device", device],
+        "optimizers": ["optimizers", "--device", device, *out],
     }
     if options.tiny:
         parts["ceilings"] += ["--size", "64"]

@@ -164,6 +164,9 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
     torch.use_deterministic_algorithms(runtime.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if runtime.deterministic:
+            # torch 2.9 looks for it at the first matrix product, and fails without it.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def generator_states(device: torch.device) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.correctness import failed_tests
 from benchmarks.gpu.step import COMPILED, VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,20 @@ def test_correctness_holds_on_the_cpu(tmp_path):
         "base against again": "yes",
         "base against 2 ranks": "yes",
     }
+
+
+def test_failed_tests_have_names_even_if_the_time_was_up():
+    ran = [
+        "tests/a.py::test_good PASSED [ 30%]",
+        "tests/a.py::test_bad[cuda] FAILED [ 60%]",
+        "tests/a.py::test_ugly ERROR [ 90%]",
+    ]
+    summary = [
+        "FAILED tests/a.py::test_bad[cuda] - ValueError: no",
+        "ERROR tests/a.py::test_ugly - OSError",
+    ]
+    assert failed_tests("\n".join([*ran, *summary, "1 passed"])) == summary
+    assert failed_tests("\n".join(ran)) == ran[1:]
 
 
 def test_table_judges_its_goals(tmp_path):

@@ -1,10 +1,12 @@
 """Which GPU a rank computes on, and the state of its random numbers."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from brx.config.schema import RuntimeConfig
 from brx.errors import UserError
 from brx.pipeline.world import World
 from brx.train.device import (
@@ -12,6 +14,7 @@ from brx.train.device import (
     choose_device,
     generator_states,
     set_generator_states,
+    set_up,
 )
 
 
@@ -108,3 +111,18 @@ def test_generator_of_the_gpu_continues(gpu_generator):
 def test_state_from_a_cpu_leaves_the_generator_of_the_gpu(gpu_generator):
     set_generator_states(torch.device("cuda", 1), generator_states(torch.device("cpu")))
     assert gpu_generator["cuda:1"].tolist() == [7]
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_deterministic_products_on_a_gpu_have_their_workspace(given, found, monkeypatch):
+    """torch 2.9 refuses them without this variable."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given or "")
+    if given is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    runtime = RuntimeConfig(deterministic=True, threads=torch.get_num_threads())
+    try:
+        set_up(runtime, torch.device("cuda", 0), num_local_ranks=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == found
