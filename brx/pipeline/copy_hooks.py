@@ -19,7 +19,8 @@ class CopyHooks:
     Args:
         windows: the windows of the model.
         parameters: the parameters that train.
-        is_in_call: whether a call of the model is running.
+        is_in_evaluation: whether an evaluation is running: a call of the model that is no training
+            pass.
         running_elsewhere: which pass of the model is running in another thread ("forward" or
             "backward"); None if there is none.
     """
@@ -28,12 +29,12 @@ class CopyHooks:
         self,
         windows: Windows,
         parameters: Sequence[Tensor],
-        is_in_call: Callable[[], bool],
+        is_in_evaluation: Callable[[], bool],
         running_elsewhere: Callable[[], str | None],
     ) -> None:
         self._windows = windows
         self._parameters = list(parameters)
-        self._is_in_call = is_in_call
+        self._is_in_evaluation = is_in_evaluation
         self._running_elsewhere = running_elsewhere
         # The module whose state dict is being made. Within it, torch makes those of its children.
         self._saving: nn.Module | None = None
@@ -65,7 +66,7 @@ class CopyHooks:
             # Something has kept the copy's memo alive, and the loop has gone on.
             return
         # An evaluation or a state dict that runs now needs the newest weights for itself.
-        if not self._is_in_call() and not self._is_saving():
+        if not self._is_in_evaluation() and not self._is_saving():
             self._windows.end_peek()
 
     # `model.load_state_dict()`
@@ -109,7 +110,9 @@ class CopyHooks:
         for key, value in state.items():
             if isinstance(value, Tensor) and _storage(value) in held:
                 state[key] = value.clone()
-        self._windows.end_peek()
+        # An evaluation that runs now needs the newest weights until it ends.
+        if not self._is_in_evaluation():
+            self._windows.end_peek()
 
     def _refuse_other_threads(self, action: str) -> None:
         """UserError while another thread is in a pass: the newest weights would be shown in the

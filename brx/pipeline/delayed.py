@@ -181,7 +181,7 @@ class DelayedPipeline:
         self._copies = CopyHooks(
             self._windows,
             list(self._trained.values()),
-            is_in_call=lambda: self._depth > 0,
+            is_in_evaluation=lambda: self._depth > 0 and not self._is_training_pass,
             running_elsewhere=self._running_elsewhere,
         )
         self._hooks: list[Any] = []
