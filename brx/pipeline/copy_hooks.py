@@ -19,7 +19,8 @@ class CopyHooks:
     Args:
         windows: the windows of the model.
         parameters: the parameters that train.
-        is_in_evaluation: whether an evaluation of the model is running.
+        is_in_evaluation: whether an evaluation is running: a call of the model that is no training
+            pass.
         running_elsewhere: which pass of the model is running in another thread ("forward" or
             "backward"); None if there is none.
     """
@@ -110,7 +111,9 @@ class CopyHooks:
         for key, value in state.items():
             if isinstance(value, Tensor) and _storage(value) in held:
                 state[key] = value.clone()
-        self._windows.end_peek()
+        # An evaluation that runs now needs the newest weights until it ends.
+        if not self._is_in_evaluation():
+            self._windows.end_peek()
 
     def _refuse_other_threads(self, action: str) -> None:
         """UserError while another thread is in a pass: the newest weights would be shown in the

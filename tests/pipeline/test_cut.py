@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from brx import delayed
 from brx.errors import UserError
-from brx.pipeline.cut import stage_map
+from brx.pipeline.cut import parts_for, stage_map
 from tests.pipeline.loops import sgd
 
 
@@ -369,6 +369,19 @@ def test_errors_offer_names(stages, message):
     model = OutOfOrder()
     with pytest.raises(UserError, match=message):
         delayed(model, sgd(model.parameters()), stages)
+
+
+def test_list_of_one_module_is_no_run_of_blocks():
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3))
+    heads = nn.ModuleList([nn.Sequential(nn.Linear(3, 1), nn.Tanh())])
+    model = nn.ModuleDict({"blocks": blocks, "heads": heads, "end": nn.Sequential(nn.Tanh())})
+    assert [part.path for part in parts_for(model, 2)] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_error_offers_the_names_of_a_single_layer():
+    layer = nn.Linear(3, 1)
+    with pytest.raises(UserError, match=r"stages must be from 1 to 1, .*, as stages={'weight': 0"):
+        delayed(layer, sgd(layer.parameters()), 2)
 
 
 def test_example_that_fails_is_one_clear_error():

@@ -188,6 +188,23 @@ def test_write_without_a_counter_is_kept():
     assert_same(flat(model), flat(make()) + 12.0)
 
 
+def test_write_in_a_window_is_told_before_the_step():
+    """Its backward pass has closed the window, and with that has lost what was written."""
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    loss_of(model(batch(0))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = flat(model)
+    loss = loss_of(model(batch(1)))
+    next(model.parameters()).data += 1.0  # no counter sees it
+    loss.backward()
+    with pytest.raises(UserError, match="written during a training forward pass"):
+        optimizer.step()
+    assert torch.equal(flat(model), before)
+
+
 # Steps by hand, without the optimizer
 
 

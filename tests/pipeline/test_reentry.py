@@ -694,6 +694,20 @@ def test_closure_after_moves_without_a_counter():
     assert_same(flat(model), flat(twin))
 
 
+def test_backward_pass_of_an_earlier_update_is_refused():
+    model = make()
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    for t in range(4):
+        loss = plain_loss(model, t)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    plain_loss(model, 4)  # the update is recorded as a version
+    with pytest.raises(UserError, match="came after the optimizer's step that it belongs to"):
+        loss.backward()
+
+
 @pytest.mark.filterwarnings("error:delayed. the optimizer", "ignore:delayed. an update took")
 def test_closure_that_is_called_several_times():
     """LBFGS moves the newest weights within its step. Its passes all use one version; a stage

@@ -207,6 +207,54 @@ def test_state_dict_in_a_window_changes_no_gradient():
     assert_same(flat(model), simulate())
 
 
+class Calls(nn.Module):
+    """A part of a model that calls a function, if it has one, in the middle of the forward pass."""
+
+    call = None
+
+    def forward(self, x):
+        if self.call is not None:
+            self.call()
+        return x
+
+
+def with_calls():
+    model = make()
+    calls = Calls()
+    model.insert(1, calls)
+    optimizer = sgd(model.parameters())
+    delayed(model, optimizer, 4)
+    go_on(model, optimizer, range(6))
+    return model, calls
+
+
+SAVES = pytest.mark.parametrize("save", [nn.Module.state_dict, copy.deepcopy])
+
+
+@SAVES
+def test_evaluation_in_a_window_is_the_newest_after_a_save_within(save):
+    model, calls = with_calls()
+    model.eval()
+    expected = model(batch(0))
+    model.train()
+    plain_loss(model, 6)
+    model.eval()
+    calls.call = lambda: save(model)
+    assert torch.equal(model(batch(0)), expected)
+
+
+@SAVES
+def test_training_pass_goes_on_with_its_version_after_a_save_within(save):
+    model, _ = with_calls()
+    expected = plain_loss(model, 6)
+    model, calls = with_calls()
+    calls.call = lambda: save(model)
+    loss = plain_loss(model, 6)
+    assert torch.equal(loss, expected)
+    calls.call = None
+    loss.backward()
+
+
 def test_state_dict_that_fails_in_a_window():
     """The next one is of the newest weights again."""
 
