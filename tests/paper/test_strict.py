@@ -47,6 +47,18 @@ def test_share_saved_needs_an_interval_above_zero():
     assert found == "open"
 
 
+@pytest.mark.parametrize("values", [(), (1.0, 2.0), (1.0, 2.0, math.inf)])
+def test_few_seeds_or_a_diverged_one_have_no_interval(values):
+    assert strict.interval_over_seeds(values) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [((5.0, 5.1), "open"), ((5.0, 5.1, math.inf), "open"), ((5.0,) * 3, "yes")]
+)
+def test_samples_of_three_finite_numbers_are_compared(ours, verdict):
+    assert strict.welch(ours, (1.0, 1.1, 1.2)) == verdict
+
+
 def test_interval_of_two_samples_is_welchs():
     ours = [0.3, 0.1, 0.25]
     theirs = [1.4, 0.2, 0.9, 0.7]

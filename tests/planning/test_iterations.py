@@ -78,6 +78,14 @@ def test_default_loss_is_the_lowest_that_is_reached(delay):
     assert losses_to_ask(MEASURED, delay) == [2.98]
 
 
+def test_default_loss_is_reached_without_delay_too():
+    # The lowest loss is reached with delay only: no slowdown could be told there.
+    measured = of(
+        experiment("pipedream", 0, [90, 100, None]), experiment("pipedream", 3, [180, 200, 220])
+    )
+    assert losses_to_ask(measured, 3) == [3.0]
+
+
 def test_default_loss_needs_a_run_that_gets_there():
     too_slow = of(
         experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])

@@ -2,6 +2,7 @@
 and compact files."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -419,6 +420,14 @@ def test_each_seed_has_its_own_best_baseline(reduction_of_two_seeds):
 def test_reduction_is_a_geometric_mean_over_seeds(reduction_of_two_seeds):
     share = 1 - (100 / 200 * 150 / 150) ** 0.5
     assert reduction_of_two_seeds["share"] == pytest.approx(share, abs=0.01)
+
+
+def test_interval_of_a_reduction_is_students_over_seeds(reduction_of_two_seeds):
+    # The ratios are 1/2 and 1; 12.7062 is Student's quantile for one degree of freedom. It
+    # multiplies the error of the passages, too.
+    factor = math.exp(12.7062 * math.log(2) / 2)
+    assert reduction_of_two_seeds["low"] == pytest.approx(1 - 0.5**0.5 * factor, rel=0.3)
+    assert reduction_of_two_seeds["high"] == pytest.approx(1 - 0.5**0.5 / factor, abs=0.005)
 
 
 @pytest.fixture

@@ -137,6 +137,14 @@ def test_equal_pairs_have_no_spread():
     assert (estimate.low, estimate.high) == pytest.approx((2.0, 2.0))
 
 
+def test_two_pairs_have_an_interval():
+    estimate = ratio_of((200, 400), (100, 100))
+    # 12.7062 is Student's quantile for one degree of freedom; the error of the mean log is ln(2)/2.
+    factor = math.exp(12.7062 * math.log(2) / 2)
+    expected = (math.sqrt(8) / factor, math.sqrt(8) * factor)
+    assert (estimate.low, estimate.high) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("reference", [(50,), {7: 50}], ids=["one pair", "no pair"])
 def test_less_than_two_pairs_have_no_interval(reference):
     estimate = ratio_of((400, 100), reference)
@@ -211,3 +219,8 @@ def test_passage_error_is_the_spread_over_noise():
 
 def test_passage_error_of_flat_losses_is_infinite():
     assert slowdown.passage_error(np.arange(1.0, 2001.0), np.full(2000, 3.0), 700.5) == math.inf
+
+
+def test_passage_error_of_a_few_losses_is_unknown():
+    losses = 4 - np.log(np.arange(1.0, 61.0)) + 0.2 * np.random.default_rng(0).standard_normal(60)
+    assert slowdown.passage_error(np.arange(1.0, 61.0), losses, 30.5) == 0

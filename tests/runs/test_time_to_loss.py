@@ -216,6 +216,13 @@ def test_run_without_times_is_refused(tmp_path):
         measure_largest_set(load(tmp_path / "runs"), "runs")
 
 
+def test_updates_of_unknown_size_are_refused(tmp_path):
+    write_run(tmp_path, "recorded")
+    runs = load(tmp_path / "runs").assign(examples_per_update=float("nan"))
+    with pytest.raises(UserError, match="runs: how many examples an update takes is not known"):
+        measure_largest_set(runs, "runs")
+
+
 @pytest.mark.parametrize(("compiled", "notes"), [("false", []), ("true", [NO_COMMON_SPEED])])
 def test_times_that_do_not_compare_are_noted(compiled, notes, tmp_path):
     write_run(tmp_path, "adamw", "pipeline.stages=1")
