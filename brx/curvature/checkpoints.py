@@ -122,20 +122,21 @@ def _read_stages(
     bases: Bases = {}
     check_stage_files(path, range(num_stages))
     for stage in range(num_stages):
-        state = read_stage(path, stage, device, is_checked=True)
+        # A stage's file also has moments and older versions, for which a GPU may have no room.
+        state = read_stage(path, stage, torch.device("cpu"), is_checked=True)
         for name, weight in state["versions"]["weights"].items():
-            weights[name] = weight.to(dtype)
+            weights[name] = weight.to(device, dtype)
         for optimizer in state["optimizer"]:
             for name, kept in optimizer["state"].items():
                 left = kept.get("left_basis")
                 right = kept.get("right_basis")
                 if left is not None or right is not None:
-                    bases[name] = Basis(_in_dtype(left, dtype), _in_dtype(right, dtype))
+                    bases[name] = Basis(_moved(left, device, dtype), _moved(right, device, dtype))
     return weights, bases
 
 
-def _in_dtype(side: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if side is None else side.to(dtype)
+def _moved(side: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    return None if side is None else side.to(device, dtype)
 
 
 def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:

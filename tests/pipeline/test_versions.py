@@ -140,3 +140,9 @@ def test_hooks_of_a_weight_see_its_gradient(tau):
     hook.remove()
     module(torch.ones(1, 3)).sum().backward()
     assert torch.equal(weight.grad, torch.ones(2, 3))
+
+
+def test_version_has_the_slot_that_older_checkpoints_gave_it():
+    """A checkpoint has a ring by slots, so these may not change."""
+    delay = StageDelay(2)
+    assert [delay.slot_of(version) for version in range(4)] == [2, 0, 1, 2]
