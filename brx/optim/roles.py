@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -191,20 +191,12 @@ def _called_head(weight: str, is_last: bool) -> str:
     return ""
 
 
-def _ends_of_containers(model: nn.Module, weights: Iterable[str]) -> dict[str, str]:
+def _ends_of_containers(model: nn.Module, weights: Collection[str]) -> dict[str, str]:
     """For each container with a head's name, the last weight in it. A list or a dictionary holds
     several heads, so each module in it is a container. What is called `heads` may also be those of
     an attention, so its layers are left out."""
-    weights = list(weights)
-    attentions = set()
-    for weight in weights:
-        attention, _, layer = weight.rpartition(".")[0].rpartition(".")
-        if QUERIES.fullmatch(layer):
-            attentions.add(attention)
-    several = set()
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.ModuleDict):
-            several.add(without_wrappers(path))
+    attentions = _attentions(weights)
+    several = _lists(model)
     ends = {}
     for weight in weights:
         parts = weight.split(".")[:-1]
@@ -219,6 +211,26 @@ def _ends_of_containers(model: nn.Module, weights: Iterable[str]) -> dict[str, s
             length += 1
         ends[".".join(parts[:length])] = weight
     return ends
+
+
+def _attentions(weights: Collection[str]) -> set[str]:
+    """The paths of the modules that hold a layer of queries."""
+    paths = set()
+    for weight in weights:
+        layer_path = weight.rpartition(".")[0]
+        module_path, _, layer = layer_path.rpartition(".")
+        if QUERIES.fullmatch(layer):
+            paths.add(module_path)
+    return paths
+
+
+def _lists(model: nn.Module) -> set[str]:
+    """The paths of the lists and dictionaries of modules."""
+    paths = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            paths.add(without_wrappers(path))
+    return paths
 
 
 def _last_as_head(model: nn.Module, weights: dict[str, PlaceInModel]) -> tuple[str, str] | None:
