@@ -4,7 +4,10 @@ against `torch.optim.Muon`, which takes one after another.
 The matrices are those of the presets. Both take turns in one process, so that the ratios hold when
 the machine's speed drifts.
 
-    python -m benchmarks.muon [--threads 1] [--rounds 20] [--iterations 20]
+    python -m benchmarks.muon [--threads 1] [--rounds 20] [--iterations 20] [--presets laptop]
+
+The name of the table has the vector instructions of the processor. Without AVX-512, bf16 products
+are made otherwise (`brx.methods.bf16_products`), and torch's step takes very long at paper-95m.
 """
 
 import copy
@@ -26,12 +29,16 @@ VOCABULARY = 256  # it does not matter: Muon does not update embeddings and head
 
 def main() -> None:
     """Measure and print."""
-    options = parser_of(__doc__, threads=1, rounds=20, iterations=20).parse_args()
+    parser = parser_of(__doc__, threads=1, rounds=20, iterations=20)
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=PRESETS)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    instructions = torch.backends.cpu.get_cpu_capability().lower()
     table = Table(
-        "muon", ["preset", "matrices", "torch, ms (median)", "together, ms (median)", "ratio"]
+        f"muon-{instructions}",
+        ["preset", "matrices", "torch, ms (median)", "together, ms (median)", "ratio"],
     )
-    for preset in PRESETS:
+    for preset in options.presets:
         matrices = matrices_of(preset)
         iterations = options.iterations if preset != "paper-95m" else 1
         variants = {"torch": steps(torch.optim.Muon, matrices)}

@@ -5,7 +5,6 @@ small models that a CPU trains, these take longer than both passes of the model.
 is the same arithmetic in fewer operations.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from brx.methods.bf16_products import (
+    cpu_multiplies_bf16,
+    fast_bf16_products,
+    step_without_hooks,
+)
 from brx.optim.options import Group
 
 LARGEST_BATCH = 2**19
@@ -52,10 +56,12 @@ class BatchedMuon(torch.optim.Muon):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make an update, as `torch.optim.Muon.step` does."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        if not all(makes_batches(parameter.device) for parameter in parameters):
-            # Unwrapped, because torch wraps every `step` to call its hooks, and the wrapper of this
-            # one calls them already.
-            return inspect.unwrap(torch.optim.Muon.step)(self, closure)
+        with fast_bf16_products(parameters):
+            if all(makes_batches(parameter.device) for parameter in parameters):
+                return self._step_in_batches(closure)
+            return step_without_hooks(torch.optim.Muon)(self, closure)
+
+    def _step_in_batches(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -86,17 +92,17 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def makes_batches(device: torch.device) -> bool:
-    """Whether matrices on a device may be batched: where oneDNN multiplies them in bf16, with one
-    thread.
+    """Whether matrices on a device may be batched: where oneDNN multiplies them in bf16 with
+    AVX-512, or MKL in fp32 with AVX2 (see `bf16_products`), with one thread.
 
     Then a matrix has the same products alone and in any batch, bit for bit (a test). Several
     threads divide the sums of a large product among them, differently in a batch."""
-    return (
-        device.type == "cpu"
-        and torch.get_num_threads() == 1
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    )
+    if device.type != "cpu" or torch.get_num_threads() > 1:
+        return False
+    capability = torch.backends.cpu.get_cpu_capability()
+    if cpu_multiplies_bf16():
+        return capability == "AVX512"
+    return capability == "AVX2" and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 def _batches(members: Sequence[_Member]) -> Iterator[list[_Member]]:
@@ -112,7 +118,7 @@ def _batches(members: Sequence[_Member]) -> Iterator[list[_Member]]:
 def _update(batch: Sequence[_Member]) -> None:
     """W <- (1 - lr wd) W - lr' O, with O the orthogonalized direction."""
     _, coefficients, num_steps, eps = batch[0].kind
-    directions = [member.direction for member in batch]
+    directions = [member.direction.bfloat16() for member in batch]
     if len(directions) == 1:
         updates = [newton_schulz(directions[0], coefficients, num_steps, eps)]
     else:

@@ -16,6 +16,7 @@ from torch.optim import NAdam, Optimizer
 from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.errors import UserError
+from brx.methods.bf16_products import with_fast_bf16_products
 from brx.methods.custom import AnyOptimizer, load_method
 from brx.methods.groups import (
     lend_gradients,
@@ -257,7 +258,8 @@ class Scion(Method):
                         named.append((name, parameter))
                 if named:
                     by_kind.append({**group, **options, "params": named, "kind": kind})
-        scion = library.SCION(
+        scion_class: Any = with_fast_bf16_products(library.SCION)
+        scion = scion_class(
             by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained
         )
         return [lend_gradients(scion, members)]

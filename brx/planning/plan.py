@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ import torch
 
 from brx.config import schema
 from brx.config.schema import OptimizerConfig, RunConfig
+from brx.methods.muon import LARGEST_BATCH
 from brx.methods.table import find_method, ring_matrix_dtype
 from brx.methods.trial import Kept, trial_of
 from brx.model.sizes import (
@@ -553,9 +555,11 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type:
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
     # A copy of the weights before the update, for the norm of the update.
     before = sum(sizes.values()) if config.logging.update_norms else 0
+    together = {name: size for stage in by_stage.values() for name, size in stage.items()}
     if isinstance(config.optimizer, schema.BasisRotationConfig):
-        together = {name: size for stage in by_stage.values() for name, size in stage.items()}
         return before + rotation_update_bytes(config, together, device_type)
+    if isinstance(config.optimizer, schema.MuonConfig) and device_type == "cpu":
+        before += muon_update_bytes(together)
     method = find_method(config)
     if method.update_copies:
         return before + method.update_copies * max(sizes.values())
@@ -571,6 +575,26 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type:
     if method.corrects_gradients and config.pipeline.stash != "none":
         num_copies += 1
     return max(before, num_copies * largest_delayed)
+
+
+def muon_update_bytes(sizes: Sizes) -> int:
+    """Temporary bytes of Muon on a CPU: the directions of all matrices, and its largest batch of
+    equal matrices.
+
+    An entry of a square matrix takes 22 bytes in the batch: five tensors in bf16 (its direction
+    before and after it joins the batch and is divided by its norm, the Gram matrix and the
+    polynomial) and three in fp32, while two matrices are multiplied (`brx.methods.bf16_products`).
+
+    Args:
+        sizes: all parameters of the device.
+    """
+    entries: Counter[tuple[int, ...]] = Counter()  # by the shape of a matrix
+    for shape in matrices(sizes):
+        entries[shape[-2:]] += math.prod(shape)
+    in_a_batch = 0
+    for (m, n), num_entries in entries.items():
+        in_a_batch = max(in_a_batch, m * n, min(num_entries, LARGEST_BATCH))
+    return FP32 * entries.total() + 22 * in_a_batch
 
 
 def rotation_update_bytes(config: RunConfig, sizes: Sizes, device_type: str) -> int:

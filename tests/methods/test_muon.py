@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from brx.methods import muon
+from brx.methods.bf16_products import fast_bf16_products
 from brx.methods.muon import BatchedMuon, newton_schulz
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)  # torch's
@@ -44,8 +45,9 @@ def test_steps_are_torchs(options):
     optimizers = BatchedMuon(ours, lr=0.1, **options), torch.optim.Muon(theirs, lr=0.1, **options)
     for step in range(4):
         give_gradients([ours, theirs], step)
-        for optimizer in optimizers:
-            optimizer.step()
+        with fast_bf16_products(theirs):  # rounded like ours
+            for optimizer in optimizers:
+                optimizer.step()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -82,8 +84,9 @@ def test_groups_have_their_own_rates():
         groups = [{"params": model[:1], "lr": 0.5}, {"params": model[1:], "weight_decay": 0.0}]
         optimizers.append(kind(groups, lr=0.1))
     give_gradients([ours, theirs], 0)
-    for optimizer in optimizers:
-        optimizer.step()
+    with fast_bf16_products(theirs):
+        for optimizer in optimizers:
+            optimizer.step()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

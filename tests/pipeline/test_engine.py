@@ -13,6 +13,7 @@ import torch
 
 from brx.config.loading import apply_overrides
 from brx.errors import DivergedError
+from brx.methods.bf16_products import fast_bf16_products
 from brx.methods.table import CUSTOM, METHODS
 from brx.model.stage import make_stage, partition, whole_model
 from brx.pipeline.delay import StageDelay, delays_of
@@ -159,7 +160,8 @@ class NaiveUpdate:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.lr(k, t)
-            optimizer.step()
+            with fast_bf16_products(copies.values()):  # rounded like brx's
+                optimizer.step()
         return {name: copy.detach().clone() for name, copy in copies.items()}
 
     def make(self, copies):
