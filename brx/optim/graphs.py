@@ -83,7 +83,7 @@ class GraphedSteps:
         make_graph: makes the graphs; by default CUDA graphs with memory of their own.
         device_type: the type of the parameters' device.
 
-    Raises ValueError for parameters that lie elsewhere, or for `as_published`.
+    Raises ValueError for parameters that lie elsewhere, for none, or for `as_published`.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class GraphedSteps:
         if len(devices) > 1 or any(device.type != device_type for device in devices):
             found = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"graphs hold steps on one CUDA device; parameters are on {found}")
+        if make_graph is None and not devices:
+            raise ValueError("the optimizer has no parameters, so there is no step to record")
         self._make_graph = make_graph or CudaGraphMaker(*devices)
 
     @torch.inference_mode(False)

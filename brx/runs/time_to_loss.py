@@ -94,7 +94,9 @@ class Measurements(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         try:
             content = read_json(path)
         except ValueError as error:
-            raise UserError(f"{path}: not readable: {error}") from None
+            raise UserError(
+                f"{path}: not readable: {error}; brx verdict RUNS --save {path} writes it again"
+            ) from None
         return validate(content, cls, str(path))
 
     def write(self, path: Path) -> None:

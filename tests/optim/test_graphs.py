@@ -146,6 +146,13 @@ def test_parameters_on_two_devices_are_refused():
         GraphedSteps(BasisRotation(series), device_type="cpu")
 
 
+def test_no_parameters_are_refused():
+    optimizer = BasisRotation([torch.nn.Parameter(torch.ones(2, 2))])
+    optimizer.param_groups[0]["params"] = []
+    with pytest.raises(ValueError, match="no parameters, so there is no step to record"):
+        GraphedSteps(optimizer)
+
+
 def test_graphs_are_recorded_on_a_stream_of_their_device(monkeypatch):
     """Not of the current device, whose stream would record nothing."""
     device = torch.device("cuda", 1)

@@ -195,6 +195,13 @@ def test_wrong_measurements_are_refused(damage, problem, demo, tmp_path):
         Measurements.read(path)
 
 
+def test_damaged_file_names_the_command_that_writes_it(tmp_path):
+    path = tmp_path / "kept.json"
+    path.write_text("{")
+    with pytest.raises(UserError, match=rf"not readable: .*; brx verdict RUNS --save {path} "):
+        Measurements.read(path)
+
+
 def test_runs_without_a_result_are_noted(tmp_path):
     write_run(tmp_path, "fresh", val_loss=2.0)
     write_run(tmp_path, "under way", "training.seed=1", status=None)
