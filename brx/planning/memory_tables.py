@@ -25,9 +25,9 @@ from brx.planning.plan import (
     STAGE_PARTS,
     STRATEGIES,
     RankMemory,
-    matrices,
     overhead_elements,
 )
+from brx.planning.update_memory import matrices
 
 DECIMAL_UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}

@@ -18,7 +18,8 @@ from brx.pipeline.forecasts import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
 from brx.planning.flops import products_of, rank_flops
-from brx.planning.plan import plan_memory, rotated_sides
+from brx.planning.plan import plan_memory
+from brx.planning.update_memory import rotated_sides
 from brx.train.build import assemble, build_stages
 from brx.train.saving import CheckpointWriter
 from tests.pipeline.loops import STASHES
