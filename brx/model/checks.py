@@ -1,7 +1,7 @@
 """Checks that a user's own model can be trained in a pipeline, before data are prepared for it."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,12 @@ from brx.model.attributes import carried_attribute
 from brx.model.models import make_model, matrix_names
 from brx.model.sizes import failing_in_one_line, meta_stream
 from brx.model.stage import partition
-from brx.model.trace import tried
+from brx.model.trace import following_autocast, tried
 
 BATCH = 2  # examples of the trial, which has no numbers
+
+Buffers = dict[str, tuple[Tensor, int]]
+"""The buffers of a module and their version counters, by name."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,27 @@ def check_model(
         UserError: the model cannot be made; a part is missing, fails, draws random numbers, changes
             a weight or a buffer, carries something from one pass to the next, uses a weight that is
             not its stage's, lets no gradient through, or returns a stream or logits of another
-            shape; a weight is in two stages, or has no effect on the loss; a stage has no weight;
+            shape; a weight is in two stages, has no effect on the loss, or gets its gradient from a
+            backward pass within the backward pass; a stage has no weight;
             `matrices` names something else; a part checkpoints its activations and may not.
     """
     if not isinstance(config, OwnModelConfig):
         return
+    with following_autocast():
+        _check_own_model(
+            config, vocabulary_size, parts, may_recompute=may_recompute, recomputes=recomputes
+        )
+
+
+def _check_own_model(
+    config: OwnModelConfig,
+    vocabulary_size: int,
+    parts: Sequence[range],
+    *,
+    may_recompute: bool,
+    recomputes: bool,
+) -> None:
+    """`check_model` for a user's own model."""
     model: Any = make_model(config, vocabulary_size, None, []).to("meta")
     where = f"model.class {config.name}"
     matrix_names(model)
@@ -203,7 +222,7 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
     """Run one part, forward and backward; UserError if anything is wrong with it."""
     part, name, given, expected_shape = trial.part, trial.name, trial.given, trial.expected_shape
     where = f"model.class {config.name}: {name}"
-    buffers = {key: (buffer, buffer._version) for key, buffer in part.named_buffers()}
+    buffers = buffers_of(part)
     generators = _states_of_generators()
     output = trial.run(config)
     for generator, state in _states_of_generators().items():
@@ -233,7 +252,7 @@ def _check_part(config: ModelSection, trial: _Trial, homes: _Homes, *, may_recom
             " weights are newer with this pipeline.stash, which is another algorithm; leave the"
             " checkpoint out, or set pipeline.stash=exact"
         )
-    _check_buffers(part, buffers, where)
+    check_buffers(part, buffers, f"{where}.")
     carried = carried_attribute(part, lambda: trial.run(config))
     if carried is not None:
         raise UserError(
@@ -302,11 +321,17 @@ def _pair(config: ModelSection, output: tuple[Any, ...], where: str) -> tuple[Te
     return stream, auxiliary_loss
 
 
-def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], where: str) -> None:
+def buffers_of(module: nn.Module) -> Buffers:
+    """The buffers of a module as they are now, for `check_buffers`."""
+    return {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+
+
+def check_buffers(part: nn.Module, before: Buffers, where: str) -> None:
     """UserError if a buffer was made, removed, replaced or written by the forward pass.
 
     Args:
-        before: each buffer and its version counter, by name, before the pass.
+        before: `buffers_of` the part before the pass.
+        where: what precedes a buffer's name in the message.
     """
     now = dict(part.named_buffers())
     for key in {**before, **now}:
@@ -314,7 +339,7 @@ def _check_buffers(part: nn.Module, before: Mapping[str, tuple[Tensor, int]], wh
         buffer_before, version = before.get(key, (None, 0))
         if buffer is None or buffer is not buffer_before or buffer._version != version:
             raise UserError(
-                f"{where}.{key} is changed by the forward pass; checkpoints and other devices would"
+                f"{where}{key} is changed by the forward pass; checkpoints and other devices would"
                 " not see that; leave it out (BatchNorm: track_running_stats=False)"
             )
 
@@ -354,6 +379,14 @@ def _check_gradients(
             ) from None
     by_name = dict(zip(named, gradients, strict=False))
     unused = [name for name, gradient in by_name.items() if gradient is None]
+    # An inner backward pass adds to `.grad`; the one here only returns gradients.
+    inner = [name for name in unused if named[name].grad is not None]
+    if inner:
+        raise UserError(
+            f"{where}: {some(inner)} given gradients by a backward pass within the backward pass"
+            " (a reversible layer's), which measurements of gradients would miss; let the autograd"
+            " function return them"
+        )
     if unused:
         raise UserError(f"{where}: {some(unused)} without effect on its output")
     for name, gradient in by_name.items():

@@ -19,7 +19,7 @@ from brx.model.head import loss_of
 from brx.model.initial import stage_name
 from brx.model.mixture import Experts
 from brx.model.models import make_model, matrix_names
-from brx.model.trace import used_elsewhere
+from brx.model.trace import not_always_cast
 
 
 class StageOutput(NamedTuple):
@@ -126,8 +126,8 @@ def _is_autocast(x: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def uncast_weights(config: ModelSection) -> frozenset[str]:
-    """The names of the weights in blocks of a user's own model that are used in other ways than by
-    a linear map: autocast does not cast them there. Those of brx's models never are."""
+    """The names of the weights in blocks of a user's own model that autocast does not cast wherever
+    they are used (`not_always_cast`). It casts the matrices of brx's models everywhere."""
     if not isinstance(config, OwnModelConfig):
         return frozenset()
     model: Any = make_model(config, 256, None, []).to("meta")  # the vocabulary is not blocks'
@@ -135,7 +135,7 @@ def uncast_weights(config: ModelSection) -> frozenset[str]:
     shape = (1, config.sequence_length, config.width)
     for index, block in enumerate(model.blocks):
         try:
-            found = used_elsewhere(block, [torch.empty(shape, device="meta")])
+            found = not_always_cast(block, [torch.empty(shape, device="meta")])
         except Exception:  # of the user's code; `check_model` tells it
             found = {name for name, _ in block.named_parameters()}
         names |= {f"blocks.{index}.{name}" for name in found}

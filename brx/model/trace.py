@@ -75,7 +75,8 @@ def trace(
         return tensor
 
     device = _Device(weights, bf16=bf16, device_type=device_type)
-    with saved_tensors_hooks(keep, lambda tensor: tensor), _Counter(names) as counter, device:
+    keeping = saved_tensors_hooks(keep, lambda tensor: tensor)
+    with following_autocast(), keeping, _Counter(names) as counter, device:
         output = module(*inputs)
     return output, Trace(sum(kept.values()), counter.flops + device.flops)
 
@@ -169,7 +170,9 @@ class MarkUninitialized(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
 
-_casting: list[bool] = []  # whether autocast is on in the traces under way
+_casting: list[bool] = []
+"""Of the autocast contexts within the modules that run here, the innermost last: whether each casts
+to bf16."""
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
@@ -186,6 +189,50 @@ def _without_casting() -> Iterator[None]:
         yield
     finally:
         _casting.pop()
+
+
+def _is_casting() -> bool:
+    """Whether functions run under autocast to bf16 here, if the run does."""
+    return not _casting or _casting[-1]
+
+
+@contextmanager
+def following_autocast() -> Iterator[None]:
+    """Let a user's module use `torch.autocast` on the meta device, for which torch has none, and
+    note what it switches on or off.
+
+    Modules keep a part in fp32 with `torch.autocast(x.device.type, enabled=False)`.
+    """
+    kind: Any = torch.autocast
+    originals = {name: getattr(kind, name) for name in ("__init__", "__enter__", "__exit__")}
+
+    def init(
+        self: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        # The CPU's autocast leaves meta tensors alone.
+        there = "cpu" if device_type == "meta" else device_type
+        originals["__init__"](self, there, dtype, enabled, cache_enabled)
+        self.casts_to_bf16 = enabled and dtype in (None, torch.bfloat16)
+
+    def enter(self: Any) -> Any:
+        # A context from before this block (a decorator's) has not noted it.
+        _casting.append(getattr(self, "casts_to_bf16", self._enabled))
+        return originals["__enter__"](self)
+
+    def leave(self: Any, *error: Any) -> Any:
+        _casting.pop()
+        return originals["__exit__"](self, *error)
+
+    kind.__init__, kind.__enter__, kind.__exit__ = init, enter, leave
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(kind, name, original)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -227,32 +274,38 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise WrittenWeightError(name)
 
 
-def used_elsewhere(module: nn.Module, inputs: Sequence[Tensor]) -> set[str]:
-    """The names of the weights that a module's forward pass gives to other functions than `linear`.
+def not_always_cast(module: nn.Module, inputs: Sequence[Tensor]) -> set[str]:
+    """The names of the weights that autocast to bf16 does not cast wherever a module's forward pass
+    uses them: those that it gives to other functions than `linear`, that it uses where it has
+    switched autocast off, or whose use is not seen.
 
     Args:
         module: its weights are on the meta device.
         inputs: meta tensors.
     """
     uses = _Uses(module)
-    with uses:
+    with following_autocast(), uses:
         module(*inputs)
-    return uses.elsewhere
+    names = {name for name, _ in module.named_parameters()}
+    return uses.uncast | (names - uses.cast)
 
 
 class _Uses(TorchFunctionMode):
+    """Sees which weights are used where autocast casts them, and where it does not."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.elsewhere: set[str] = set()
+        self.cast: set[str] = set()
+        self.uncast: set[str] = set()
         self._names = {id(weight): name for name, weight in module.named_parameters()}
 
     def __torch_function__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is not linear:
-            for value in tree_leaves((args, kwargs)):
-                if id(value) in self._names:
-                    self.elsewhere.add(self._names[id(value)])
+        uses = self.cast if function is linear and _is_casting() else self.uncast
+        for value in tree_leaves((args, kwargs)):
+            if id(value) in self._names:
+                uses.add(self._names[id(value)])
         return function(*args, **(kwargs or {}))
 
 
@@ -302,7 +355,7 @@ class _Device(TorchFunctionMode):
 
     def _autocast_dtype(self, name: str) -> torch.dtype | None:
         """The dtype to which autocast casts the inputs of a function; None if it leaves them."""
-        is_casting = self._bf16 and (not _casting or _casting[-1])
+        is_casting = self._bf16 and _is_casting()
         if is_casting and name in IN_BF16:
             return torch.bfloat16
         if is_casting and self._is_cuda and name in IN_FP32_ON_CUDA:

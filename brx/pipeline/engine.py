@@ -133,7 +133,7 @@ class _InFlight:
 class Engine:
     """Trains one device's stages.
 
-    `watcher`, if it is set, is shown every forward pass and every update.
+    The `watchers` are shown every forward pass and every update.
 
     Args:
         stages: the stages of this device, in the order of the model.
@@ -174,7 +174,7 @@ class Engine:
         self.num_ranks = num_ranks
         self.is_first = rank == 0
         self.is_last = rank == num_ranks - 1
-        self.watcher: Watcher | None = None
+        self.watchers: list[Watcher] = []
         self._updater = updater
         self._micro_batch = micro_batch
         self._clip = clip
@@ -263,8 +263,8 @@ class Engine:
         tau micro-batches old when its gradient is applied."""
         for stage in self.stages:
             stage.bind(n)
-        if self.watcher is not None:
-            self.watcher.before_forward(n)
+        for watcher in self.watchers:
+            watcher.before_forward(n)
 
     def _backward(self, n: int, more_to_come: bool) -> None:
         """The backward pass of micro-batch n; its gradients arrive at the newest weights."""
@@ -312,8 +312,8 @@ class Engine:
         # On a GPU this check would wait for the device. The caller checks later there.
         if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
-        if self.watcher is not None:
-            self.watcher.before_step(t)
+        for watcher in self.watchers:
+            watcher.before_step(t)
         takes_norms = self._takes_update_norms(t)
         if takes_norms:
             for stage in self.stages:
@@ -328,8 +328,8 @@ class Engine:
             stage.correct_update()
         self._gradients.drop()
         update_norms = self._update_norms() if takes_norms else None
-        if self.watcher is not None:
-            self.watcher.after_step(t)
+        for watcher in self.watchers:
+            watcher.after_step(t)
         for stage in self.stages:
             stage.record_update(t)
         return StepResult(t, loss, auxiliary_losses, grad_norms, update_norms, stopwatch)

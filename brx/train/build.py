@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from brx.config.schema import RunConfig
+from brx.config.schema import OwnModelConfig, RunConfig
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
 from brx.methods.table import ring_matrix_dtype
@@ -30,6 +30,7 @@ from brx.train.device import (
     make_room_for_graphs,
     set_generator_states,
 )
+from brx.train.first_passes import FirstPasses
 from brx.train.staleness import StalenessProbe
 
 
@@ -148,7 +149,11 @@ def assemble(
         probe = StalenessProbe(
             stages, updater.optimizers, config.logging.staleness_every, engine.fresh_gradients
         )
-        engine.watcher = probe
+        engine.watchers.append(probe)
+    if isinstance(config.model, OwnModelConfig):
+        where = f"model.class {config.model.name}"
+        others_draw = bool(config.runtime.compile) or updater.method.corrects_gradients
+        engine.watchers.append(FirstPasses(where, stages, others_draw=others_draw))
     return Assembly(stages, updater, engine, probe)
 
 

@@ -662,6 +662,62 @@ def test_weight_that_autocast_does_not_cast_keeps_its_older_versions_exact(tmp_p
     assert stage.cast == {f"blocks.{index}.other.weight" for index in range(4)}
 
 
+@pytest.mark.parametrize("device", ["x.device.type", "'cpu'"])
+def test_weight_that_is_used_without_autocast_keeps_its_older_versions_exact(device, tmp_path):
+    # As mixtures of experts do with their router.
+    forward = f"x + self.linear(x) + torch.autocast({device}, enabled=False)(self.other)(x)"
+    block = "self.other = nn.Linear(width, width)"
+    config = own(written(tmp_path, block=block, forward=forward))
+    check_model(config, 11, partition(4, 2), recomputes=True)
+    stage = whole_model(config, 11, seed=0)
+    assert stage.cast == {f"blocks.{index}.linear.weight" for index in range(4)}
+
+
+def test_weight_whose_use_is_not_seen_keeps_its_older_versions_exact(tmp_path):
+    forward = "self.linear(x) if x.is_meta else self.linear(self.other(x))"
+    block = "self.other = nn.Linear(width, width)"
+    stage = whole_model(own(written(tmp_path, block=block, forward=forward)), 11, seed=0)
+    assert stage.cast == {f"blocks.{index}.linear.weight" for index in range(4)}
+
+
+def test_plans_cast_nothing_where_a_block_switches_autocast_off(tmp_path):
+    settings = {"bf16": True, "device_type": "cpu"}
+    kept = []
+    for forward in (
+        "x + torch.autocast(x.device.type, enabled=False)(self.linear)(x.float())",
+        "x + self.linear(x.float())",
+    ):
+        config = own(written(tmp_path, forward=forward))
+        kept.append(block_activation_bytes(config, 0, 2, **settings))
+    assert kept[0] > kept[1]
+
+
+REVERSIBLE = """
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, linear):
+        ctx.x, ctx.linear = x.detach(), linear
+        return linear(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            torch.autograd.backward(ctx.linear(x), gradient)
+        return x.grad, None
+"""
+
+
+def test_gradients_from_an_inner_backward_pass_are_refused(tmp_path):
+    name = written(tmp_path, forward="x + Again.apply(x, self.linear)")
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write(REVERSIBLE)
+    message = r"\A[^\n]*linear.weight and 1 more are given gradients by a backward pass [^\n]*\Z"
+    with pytest.raises(UserError, match=message):
+        check_model(own(name), 11, partition(4, 2))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

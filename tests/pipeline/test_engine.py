@@ -429,7 +429,8 @@ class Addresses:
 )
 def test_iterations_keep_every_address(method, settings):
     assembly = assemble(make_config(method, 3, "exact", 24, *settings), micro_batch)
-    watcher = assembly.engine.watcher = Addresses(assembly)
+    watcher = Addresses(assembly)
+    assembly.engine.watchers.append(watcher)
     for _ in assembly.engine.run(1, lambda: 8):
         pass
     # The optimizers' state comes with update 1, the first bases with update 2.

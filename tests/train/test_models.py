@@ -227,6 +227,34 @@ def test_buffers_keep_their_kind_of_numbers(dtype, expected, tmp_path):
     assert {weight.dtype for weight in stage.in_use} == {dtype}
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("x = nn.functional.dropout(x, 0.1)", "its passes draw random numbers"),
+        ("self.load += 1", r"blocks\.0\.load is changed by the forward pass"),
+    ],
+)
+def test_what_a_branch_for_the_meta_device_hides_is_refused(change, message, tmp_path):
+    forward = (
+        "return_value = x + self.linear(x)\n"
+        "        if not x.is_meta:\n"
+        f"            {change}\n"
+        "        return return_value"
+    )
+    model = "[block.register_buffer('load', torch.zeros(())) for block in self.blocks]"
+    config = tiny_config(tmp_path, written(tmp_path, forward, model), *SHORT)
+    with pytest.raises(UserError, match=rf"\Amodel\.class [^\n]*{message}[^\n]*\Z"):
+        train(config, tmp_path / "run")
+
+
+def test_part_in_fp32_trains_under_delay_in_bf16(tmp_path):
+    forward = "return x + torch.autocast(x.device.type, enabled=False)(self.linear)(x.float())"
+    settings = ["runtime.precision=bf16", "training.iterations=6"]
+    config = tiny_config(tmp_path, written(tmp_path, forward), *settings)
+    train(config, tmp_path / "run")
+    assert len(steps_of(tmp_path / "run")) == 6
+
+
 def test_measurements_have_the_runs_random_buffers(tmp_path):
     model = "self.head.register_buffer('fixed', nn.Linear(3, 3).weight.data)"
     forward = "return x + self.linear(x), x.new_full((), 0.5)"
