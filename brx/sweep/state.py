@@ -146,9 +146,7 @@ def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
     Returns:
         Its state; and why it failed, if it did, which is also written into its folder.
     """
-    status = RunFolder(cell.folder).read_summary().get("status")
-    is_out_of_time = code == 0 and status == "interrupted"
-    if code == 130 or is_out_of_time:
+    if code == 130:
         return State.INTERRUPTED, ""
     if code == 0:
         return State.DONE, ""

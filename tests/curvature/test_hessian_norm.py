@@ -21,7 +21,7 @@ from brx.curvature.checkpoints import load_checkpoint
 from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector
 from brx.curvature.norm_measurement import fit_bases, measure_runs
-from brx.curvature.norm_result import NormSettings, breakdown_table, results_of
+from brx.curvature.norm_result import Groups, NormSettings, breakdown_table, results_of
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
 from brx.runs.measured import runs_in_place
@@ -140,6 +140,41 @@ def test_extrapolated_norm_is_without_noise():
 
 def test_extrapolated_norm_is_not_negative():
     assert sampled(norm_of_half=9.0).norms[2] == 0
+
+
+def test_interval_is_widened_on_the_logarithm():
+    # The norms per parameter are 0.04 and, extrapolated, 0.03; the vectors' error is a tenth.
+    result = norm_result(
+        "r",
+        "m",
+        1,
+        1,
+        "original",
+        100,
+        4.0,
+        [1.0] * 4,
+        norm_of_half=3 + math.sqrt(2),
+        standard_error=0.4,
+    )
+    widened = (0.03 / math.exp(0.196), 0.04 * math.exp(0.196))
+    assert result.interval == pytest.approx(widened, rel=1e-3)
+
+
+def test_breakdown_adds_up_what_a_stage_holds():
+    # The errors of embedding and block 0 go together, the others are independent.
+    covariance = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 9, 0], [0, 0, 0, 16]]
+    groups = Groups(
+        names=["embedding", "0", "1", "head"],
+        num_rows=[10, 30, 20, 40],
+        sums=[[1, 3, 2, 10], [0] * 4],
+        covariances=[covariance, [[0] * 4] * 4],
+    )
+    result = norm_result("r", "m", 2, 1, "original", 100, 16.0, [1.0] * 4)
+    table = breakdown_table(result.model_copy(update={"blocks": groups}), "stage")
+    assert table.to_numpy().tolist() == [
+        ["stage 0", "40", "25.0%", "0.1", "0.05"],
+        ["stage 1", "60", "75.0%", "0.2", "0.083"],
+    ]
 
 
 LIKE = {"a": torch.zeros(1000, dtype=torch.float64), "b": torch.zeros(5, 4, dtype=torch.float64)}

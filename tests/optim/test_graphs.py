@@ -15,12 +15,15 @@ SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,)]
 
 
 class Recording:
-    def __init__(self, work):
+    def __init__(self, work, optimizer):
         self._work = work
+        self._guard = optimizer._guard
         self.num_replays = 0
 
     def replay(self):
+        on_the_host = self._guard._num_unread
         self._work()
+        self._guard._num_unread = on_the_host  # a graph's replay runs no code of the host
         self.num_replays += 1
 
 
@@ -43,7 +46,7 @@ def make(recordings, **options):
         parameter.grad = torch.zeros_like(parameter)
 
     def record(work):
-        recordings.append(Recording(work))
+        recordings.append(Recording(work, optimizer))
         return recordings[-1]
 
     return series, optimizer, GraphedSteps(optimizer, record, "cpu")

@@ -190,6 +190,12 @@ def test_verdict_follows_the_rule():
             )
 
 
+@pytest.mark.parametrize(("num_seeds", "verdict"), [(2, "yes"), (3, "no")])
+def test_interval_decides_from_three_seeds_on(num_seeds, verdict):
+    perhaps_no_slowdown = Evidence(1.2, 0.9, 2.5)
+    assert outcome(perhaps_no_slowdown, 1.5, num_seeds=num_seeds).verdict == verdict
+
+
 def test_command(complete, capsys, monkeypatch):
     few = [claim for claim in claims.CLAIMS if claim.name in ("memory-share", "parameters")]
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)

@@ -646,7 +646,7 @@ def test_depth_is_strictly_a_trend_over_all_blocks(tmp_path, name, losses, verdi
     assert row(tmp_path, name).strict_verdict == verdict
 
 
-@pytest.mark.parametrize(("larger", "verdict"), [(1.1, "yes"), (1.9, "no")])
+@pytest.mark.parametrize(("larger", "verdict"), [(1.1, "yes"), (1.9, "no"), (NEVER, "open")])
 def test_larger_model_strictly_saves_more_by_welch(tmp_path, larger, verdict):
     for width, slowness in (({}, 1.5), ({"model.width": 64}, larger)):
         for seed in range(3):

@@ -320,6 +320,26 @@ def test_intervals_decide_between_two_seeds(norms, measured):
     assert (judged.holds, judged.num_seeds) == (False, 1)
 
 
+@pytest.mark.parametrize(
+    ("in_order", "verdict"),
+    [((20.0, 5.0, 4.0), "yes"), ((4.0, 5.0, 20.0), "no"), ((20.0, 4.0, 5.0), "open")],
+)
+def test_strict_verdict_on_the_theorem_is_over_seeds(in_order, verdict, norms, measured):
+    for seed in SEEDS:
+        for space, norm in zip(
+            ("original", "2nd-unilateral", "2nd-bilateral"), in_order, strict=True
+        ):
+            norms(space, norm * 3**seed, seed=seed)
+        norms("1st-unilateral", 1.0, seed=seed)
+        norms("1st-bilateral", 1.0, seed=seed)
+    assert measured_evidence.theorem_order(measured, "2nd").strict == verdict
+
+
+@pytest.mark.usefixtures("one_seed")
+def test_theorem_of_one_seed_is_strictly_open(measured):
+    assert measured_evidence.theorem_order(measured, "2nd").strict == "open"
+
+
 HALF_WIDTH = 4.303 * np.log(2) / 3**0.5  # of log ratio; 4.303: Student's t, 2 degrees of freedom
 
 

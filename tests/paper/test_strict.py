@@ -91,6 +91,7 @@ def test_direction(by_seed, verdict):
         (1.5, 1.3, 1.8, 1.4, False, "yes"),
         (1.5, 1.3, 1.8, 1.2, False, "no"),  # outside the interval
         (1.9, 1.1, 2.6, 1.2, False, "open"),  # inside, but more than a factor of 1.5 away
+        (1.3, 1.1, 2.6, 2.1, False, "open"),  # the same below the paper's
         (2.0, 1.0, 3.1, 2.0, False, "open"),  # the interval agrees with too much
         (NAN, NAN, NAN, 2.0, False, "open"),
         (0.7, 0.6, 0.8, 0.72, True, "yes"),  # 0.3 [0.2, 0.4] is left, the paper's 0.28
@@ -158,6 +159,9 @@ def test_kendall_s(values, expected):
         ([[1, 2, 3, 4], [1, 2, 3, 4.1], [1, NAN, 3, 4]], "open"),
         # Ranks rise, the ends are within chance.
         ([[1, 2, 3, 4], [1, 1.01, 1.02, 1.03], [1, 1.001, 1.002, 1.003]], "open"),
+        # Falling ranks are enough for a no, and so are surely falling ends.
+        ([[4, 3, 2, 1], [1.03, 1.02, 1.01, 1], [1.003, 1.002, 1.001, 1]], "no"),
+        ([[2.0, 1], [2.1, 1], [2.05, 1]], "no"),
     ],
 )
 def test_trend(rows, verdict):

@@ -50,6 +50,14 @@ def test_interpolation_pairs_common_seeds(seed, mean):
     assert iterations_at(of(low, high), [low, high], 1.0, 3.0).mean == pytest.approx(mean)
 
 
+@pytest.mark.parametrize("never", [0, 3])
+def test_interpolation_to_a_run_that_never_arrives_is_a_bound(never):
+    two = []
+    for delay in (0, 3):
+        two.append(experiment("soap", delay, [[None if delay == never else 90]] * 3))
+    assert iterations_at(of(*two), two, 1.0, 3.0).is_lower_bound
+
+
 @pytest.mark.parametrize(("loss", "iterations"), [(3.01, 95), (2.98, 110), (2.5, 1000)])
 def test_losses_between_the_kept_ones_are_interpolated(loss, iterations):
     first = MEASURED.experiments[0]
@@ -102,3 +110,11 @@ def test_spread_of_single_seeds_is_assumed():
 def test_spread_is_that_of_logarithms():
     noisy = of(experiment("muon", 31, [[1000 / 1.2, 1000 * 1.2]] * 3))
     assert seed_spread(noisy, 3.0) == pytest.approx(math.sqrt(2) * math.log(1.2))
+
+
+def test_spread_leaves_out_runs_that_never_arrive():
+    # How much later the second seed would have arrived is unknown.
+    noisy = experiment("muon", 31, [[1000 / 1.2, 1000 * 1.2]] * 3)
+    never = experiment("soap", 3, [[90, None]] * 3)
+    spread = seed_spread(of(noisy, never), 3.0)
+    assert spread == pytest.approx(math.sqrt(2) * math.log(1.2))

@@ -72,6 +72,11 @@ def test_break_even_of_one_method(verdict):
     assert verdict.break_even(pair.asynchronous, pair.synchronous) == pytest.approx(3)
 
 
+def test_break_even_is_of_the_schedules_where_delay_seemed_to_help():
+    found = answer(fresh_and_delayed([100], [50]), asked(3.0, 4, 1))
+    assert found.break_even(found.same_method.asynchronous) == pytest.approx(3)
+
+
 def test_synchronous_side_splits_the_same_examples():
     split = answer(MEASURED, asked(3.0, 4, 1, examples=16))
     # Zero-bubble H2 has no bubble from 2 P - 1 micro-batches on; of equal times, the larger
@@ -90,6 +95,17 @@ def test_run_that_never_arrives_is_a_bound():
     assert (pair.is_upper_bound, pair.is_tie) == (True, False)
 
 
+def test_method_that_arrives_comes_before_one_that_never_does():
+    # PipeDream is stopped at iteration 1,000, before Muon with its costly update arrives.
+    measured = of(
+        experiment("pipedream", 3, [900, None, None]), experiment("muon", 3, [800, 900, None])
+    )
+    found = answer(measured, asked(3.0, 4, 1, costs={"muon": 0.5}))
+    first, second = found.asynchronous
+    assert (first.method, second.method) == ("muon", "pipedream")
+    assert first.time > second.time
+
+
 def test_run_that_never_arrives_is_no_synchronous_option():
     never = answer(of(experiment("pipedream", 0, [90, None, None])), asked(3.0, 4, 1))
     assert never.synchronous == []
@@ -105,6 +121,9 @@ def test_run_that_never_arrives_is_no_synchronous_option():
         ([100] * 2, [240, 340], 1.05, True),
         ([100] * 2, [250, 252], 1.195, False),
         ([100] * 2, [500, 505], 0.597, False),
+        # Seeds that agree to the iteration show no noise, but not even half a percent decides.
+        ([100] * 2, [299] * 2, 1.0033, True),
+        ([100] * 2, [297] * 2, 1.0101, False),
     ],
 )
 def test_intervals_over_seeds_decide_a_tie(fresh, delayed, advantage, is_tie):
@@ -141,7 +160,10 @@ def steady_and_noisy():
 def test_noise_of_both_methods_counts(steady_and_noisy):
     pair = steady_and_noisy.best_of_each
     assert (pair.asynchronous.method, pair.synchronous.method) == ("muon", "pipedream")
-    assert pair.noise == pytest.approx(math.hypot(pair.asynchronous.noise, pair.synchronous.noise))
+    # Two seeds that differ by a factor of 4 have the variance log(4)^2 / 2. Half of the experiments
+    # do, so that a seed has log(4)^2 / 4, a mean of two half of it, and a difference of means twice
+    # that.
+    assert pair.noise == pytest.approx(1.96 * math.log(4) / 2)
 
 
 def test_one_method_has_the_slowdowns_noise(steady_and_noisy):

@@ -401,16 +401,34 @@ def test_reduction_is_the_share_of_iterations_saved(reduction):
     assert reduction["share"] == pytest.approx(1 - 100 / 200, abs=0.01)
 
 
+def reduction_with_second_seed(folder, *diverged):
+    """The reduction over two seeds, of which the second diverged with some methods."""
+    write_methods(folder)
+    for method in CROSSINGS:
+        settings = (f"optimizer.method={method}", "training.seed=1")
+        status = "diverged" if method in diverged else "finished"
+        write_run(folder, f"{method} s1", *settings, crosses_3_at=150, status=status)
+    (row,) = reductions(best(folder)).to_dict("records")
+    return row
+
+
 @pytest.fixture
 def reduction_of_two_seeds(tmp_path):
     """Nesterov is the best baseline for seed 0 and diverged for seed 1."""
-    write_methods(tmp_path)
-    for method in CROSSINGS:
-        settings = (f"optimizer.method={method}", "training.seed=1")
-        status = "diverged" if method == "nesterov" else "finished"
-        write_run(tmp_path, f"{method} s1", *settings, crosses_3_at=150, status=status)
-    (row,) = reductions(best(tmp_path)).to_dict("records")
-    return row
+    return reduction_with_second_seed(tmp_path, "nesterov")
+
+
+@pytest.mark.parametrize(
+    ("diverged", "why"),
+    [
+        (["basis-rotation"], "never gets there"),
+        (["pipedream", "nesterov"], "the best baseline diverged"),
+    ],
+)
+def test_seed_that_diverged_leaves_no_share(diverged, why, tmp_path):
+    row = reduction_with_second_seed(tmp_path, *diverged)
+    assert math.isnan(row["share"])
+    assert row["missing"] == why
 
 
 def test_each_seed_has_its_own_best_baseline(reduction_of_two_seeds):

@@ -37,6 +37,8 @@ def test_passage_is_where_isotonic_regression_crosses(seed):
 LONG = np.arange(1.0, 4001.0)
 ONE_TO_4 = np.arange(1.0, 5.0)
 FALLING = (np.arange(1.0, 101.0), np.linspace(3.0, 2.0, 100))
+EQUAL = np.full(12, 0.7)  # their mean is rounded down, and they lie above it to the end
+assert EQUAL[-3:].mean() < 0.7
 STEP = np.where(np.arange(400) < 200, 3.0, 2.0)
 STEP[[50, 60, 300]] = [0.0, 1.0, 5.0]  # dips and a spike are no passages
 
@@ -48,6 +50,7 @@ STEP[[50, 60, 300]] = [0.0, 1.0, 5.0]  # dips and a spike are no passages
         (*FALLING, 3.5, 1.0),  # starts below
         (*FALLING, 1.9, None),  # ends above
         (ONE_TO_4, np.array([3.0, 2.0, 2.0, 2.0]), 2.0, 1.5),  # exactly at the target
+        (np.arange(1.0, 13.0), EQUAL, EQUAL[-3:].mean(), None),
         (ONE_TO_4, np.array([3.0, 2.0, 1.0, math.nan]), 2.5, None),
         (ONE_TO_4, np.array([3.0, 2.0, 1.0, math.inf]), 2.5, None),
         (np.arange(1.0, 401.0), STEP, 2.5, 200.5),

@@ -107,6 +107,15 @@ def test_standard_error_is_that_of_equal_batches():
     assert error == pytest.approx(np.std(losses, ddof=1) / math.sqrt(4))
 
 
+def test_standard_error_of_uneven_batches_is_the_spread_of_the_mean():
+    # The mean of a batch has a variance of 1 / size.
+    sizes = [8] * 9 + [2]
+    generator = np.random.default_rng(0)
+    drawn = generator.standard_normal((3000, len(sizes))) / np.sqrt(sizes)
+    means, errors = np.transpose([mean_and_error(losses.tolist(), sizes) for losses in drawn])
+    assert np.sqrt(np.square(errors).mean()) == pytest.approx(means.std(), rel=0.05)
+
+
 def test_one_batch_has_no_standard_error():
     assert mean_and_error([2.0], [4]) == (2.0, None)
 

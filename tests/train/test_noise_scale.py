@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from brx.config.loading import load_config
+from brx.data.prepare import prepare
 from brx.errors import UserError
-from brx.train.noise_scale import gradient_noise_scale, noise_over_signal
+from brx.model.stage import whole_model
+from brx.train.build import training_batches
+from brx.train.noise_scale import SAMPLES, gradient_noise_scale, noise_over_signal
+from tests.train.helpers import tiny_config
 
 
 def test_ratio_of_a_known_noise():
@@ -57,3 +61,35 @@ def test_scale_of_a_run_with_graphs_is_measured_without_them(tmp_path):
     plain = gradient_noise_scale(load_config("quick", settings), 3)
     graphed = load_config("quick", [*settings, "runtime.graphs=true"])
     assert gradient_noise_scale(graphed, 3) == plain
+
+
+def plain_gradient(model, batch):
+    """The gradient of the loss as one vector."""
+    gradients = torch.autograd.grad(model(*batch).loss, list(model.parameters()))
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+@pytest.mark.usefixtures("own_code")
+def test_scale_is_that_of_plain_gradients_without_delay(tmp_path):
+    # The configuration is a pipeline of four stages, whose delay the measurement has to leave out.
+    config = tiny_config(
+        tmp_path,
+        "optimizer={method: 'torch.optim:SGD', lr: 0.5}",
+        "training.warmup_fraction=0.0",
+        "training.final_lr_fraction=1.0",
+        "training.clip=1e9",
+    )
+    model = whole_model(config.model, config.data.vocabulary_size, seed=config.training.seed)
+    batches = training_batches(config, prepare(config.data))
+    num_updates = 3
+    for t in range(1, num_updates + 1):
+        gradient = plain_gradient(model, batches.batch(t))
+        weights = torch.nn.utils.parameters_to_vector(model.parameters())
+        torch.nn.utils.vector_to_parameters((weights - 0.5 * gradient).detach(), model.parameters())
+
+    numbers = range(num_updates + 1, num_updates + 1 + SAMPLES)
+    gradients = torch.stack([plain_gradient(model, batches.batch(n)) for n in numbers]).double()
+    noise = gradients.var(0).sum()  # tr(Sigma) / B
+    signal = gradients.mean(0).square().sum() - noise / SAMPLES
+    expected = float(noise / signal) * config.training.batch_size * config.model.sequence_length
+    assert gradient_noise_scale(config, num_updates) == pytest.approx(expected, rel=1e-3)
