@@ -1,5 +1,6 @@
-"""Numbers of summaries and log points: MFU and refresh times from made-up rates, and the commit."""
+"""Numbers of summaries and log points, from made-up rates and records; and the commit."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 
 import brx
 from brx.config.loading import load_config
-from brx.train.recorder import RefreshTime, Utilization, git_commit
+from brx.runs.folder import RunFolder
+from brx.train.recorder import RefreshTime, Utilization, git_commit, write_summary
 
 
 @pytest.fixture
@@ -108,3 +110,27 @@ def test_commit_does_not_depend_on_a_hooks_repository(tmp_path, monkeypatch):
     ours = git_commit()
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere.git"))
     assert git_commit() == ours
+
+
+@pytest.mark.parametrize(
+    ("losses", "final", "best", "best_iteration"),
+    [
+        ([3.0, 2.0, 2.5], 2.5, 2.0, 20),
+        ([3.0, float("nan")], float("nan"), 3.0, 10),
+        ([2.0, 2.0], 2.0, 2.0, 10),
+        ([], None, None, None),
+    ],
+    ids=["lowest in between", "not a number", "twice", "none"],
+)
+def test_summary_tells_when_the_validation_loss_was_lowest(
+    losses, final, best, best_iteration, tmp_path
+):
+    records = []
+    for number, loss in enumerate(losses, 1):
+        records.append(json.dumps({"iteration": 10 * number, "val_loss": loss}))
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text("".join(f"{record}\n" for record in records))
+    write_summary(folder, load_config("quick"), "finished", None, 30, "fingerprint")
+    summary = folder.read_summary()
+    assert summary["final_val_loss"] == pytest.approx(final, nan_ok=True)
+    assert (summary["best_val_loss"], summary["best_val_iteration"]) == (best, best_iteration)
