@@ -47,9 +47,10 @@ class _Member:
 
 
 class BatchedMuon(torch.optim.Muon):
-    """`torch.optim.Muon`, with its arguments, its state and its numbers.
+    """`torch.optim.Muon`, with its arguments, its state and its numbers. On a CPU that does not
+    multiply bf16 matrices, sums of products have another order (`brx.methods.bf16_products`).
 
-    It makes batches where `makes_batches` says so, and is torch's in every respect elsewhere.
+    It makes batches where `makes_batches` says so, and takes torch's step elsewhere.
     """
 
     @torch.no_grad()
@@ -118,6 +119,7 @@ def _batches(members: Sequence[_Member]) -> Iterator[list[_Member]]:
 def _update(batch: Sequence[_Member]) -> None:
     """W <- (1 - lr wd) W - lr' O, with O the orthogonalized direction."""
     _, coefficients, num_steps, eps = batch[0].kind
+    # In bf16 before they are stacked: the stack takes half the memory.
     directions = [member.direction.bfloat16() for member in batch]
     if len(directions) == 1:
         updates = [newton_schulz(directions[0], coefficients, num_steps, eps)]

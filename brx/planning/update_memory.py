@@ -16,16 +16,17 @@ from brx.pipeline.delay import stage_delays
 
 
 def update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type: str) -> int:
-    """Temporary tensors of an update: for the largest batch of equal matrices, or the largest
-    stage."""
+    """Bytes of the temporary tensors of an update: for the largest batch of equal matrices, or the
+    largest stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
     # A copy of the weights before the update, for the norm of the update.
     before = sum(sizes.values()) if config.logging.update_norms else 0
     together = {name: size for stage in by_stage.values() for name, size in stage.items()}
     if isinstance(config.optimizer, schema.BasisRotationConfig):
         return before + rotation_update_bytes(config, together, device_type)
+    in_the_step = 0
     if isinstance(config.optimizer, schema.MuonConfig) and device_type == "cpu":
-        before += muon_update_bytes(together)
+        in_the_step = muon_update_bytes(together)
     method = find_method(config)
     if method.update_copies:
         return before + method.update_copies * max(sizes.values())
@@ -40,7 +41,7 @@ def update_bytes(config: RunConfig, by_stage: Mapping[int, Sizes], device_type: 
         num_copies = max(num_copies, 1)
     if method.corrects_gradients and config.pipeline.stash != "none":
         num_copies += 1
-    return max(before, num_copies * largest_delayed)
+    return max(before + in_the_step, num_copies * largest_delayed)
 
 
 def muon_update_bytes(sizes: Sizes) -> int:
